@@ -151,7 +151,7 @@ def test_copies_run_concurrently_with_kernels_of_other_dispatches(gpu: hearth.De
     assert slow.result()[0][0] == 1
 
 
-def test_more_than_the_device_has_is_refused_at_once(gpu: hearth.Device) -> None:
+def test_more_memory_than_the_device_has_is_refused_immediately(gpu: hearth.Device) -> None:
     nothing = gpu.RawModule(code=KERNELS).get_function("nothing")
     total = gpu.properties.total_memory
     before = gpu.memory_usage()

@@ -51,7 +51,7 @@ def test_restore_after_a_sticky_error_and_a_hang(lossy: DaemonProcess) -> None:
         assert gpu.generation == 3
 
 
-def test_a_copy_is_of_its_moment(lossy: DaemonProcess) -> None:
+def test_a_copy_has_the_contents_at_its_point_of_the_stream(lossy: DaemonProcess) -> None:
     """Writers follow directly behind the copy, on its stream and on another one; a long kernel delays neither."""
     with lossy.connect() as node:
         gpu = node.device(0)

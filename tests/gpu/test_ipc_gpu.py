@@ -173,7 +173,7 @@ def settled(daemon: DaemonProcess, held: int) -> None:
 @pytest.mark.parametrize(
     ("package", "program"), [("cupy", CUPY), ("torch", TORCH), ("ctypes", BARE)], ids=["cupy", "torch", "driver"]
 )
-def test_both_sides_see_what_either_writes(daemon: DaemonProcess, package: str, program: str) -> None:
+def test_writes_of_either_side_are_visible_to_both(daemon: DaemonProcess, package: str, program: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     assert run(daemon, program) == "right"

@@ -48,7 +48,7 @@ def adds(gpu: hearth.Device, number: int) -> None:
     assert (x.get(timeout=WAIT_S) == 1).all()
 
 
-def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> None:
+def test_a_load_during_an_endless_kernel_is_refused(daemon: DaemonProcess) -> None:
     with daemon.connect() as one, daemon.connect() as another:
         gpu, guest = one.device(0), another.device(0)
         saxpy_works(guest)

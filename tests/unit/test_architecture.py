@@ -80,7 +80,7 @@ def test_every_link_leads_to_a_file_or_folder_of_that_name(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_name_behind_a_link_is_in_that_file(page: Path) -> None:
+def test_every_name_after_a_link_is_in_that_file(page: Path) -> None:
     named = [(target, name) for _, target, names in links(page) for name in names]
     assert len(named) > 8
     for target, name in named:

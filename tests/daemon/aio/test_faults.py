@@ -60,7 +60,7 @@ def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
     run(main)
 
 
-def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_after_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read must not return the old bytes as if the upload had succeeded: the error of the upload arrives while the
     read waits."""
     begin, begun, over = router.begin_upload, list[int](), threading.Event()

@@ -143,7 +143,9 @@ def told(status: int, expected: int, written: Any, *says: str) -> str:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_mistake_is_reported_with_its_exit_status(
+    mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     for name, value in mistake.variables.items():
         monkeypatch.setenv(name, value.format(**vars(places)))
     status = main.main(mistake.arguments.format(**vars(places)).split())

@@ -75,7 +75,7 @@ def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
     assert [each["uuid"] for each in found["devices"]] == [each["uuid"] for each in page["devices"]]
 
 
-def test_looking_opens_no_session(daemon: DaemonProcess, run: Command) -> None:
+def test_read_only_commands_open_no_session(daemon: DaemonProcess, run: Command) -> None:
     before = daemon.log().count('"session_open"')
     for arguments in (["status"], ["devices"], ["sessions"], ["published"], ["top", "--once", "--interval", "0.1"]):
         for target in (daemon.unix, daemon.grpc):

@@ -247,7 +247,7 @@ def test_one_json_document_on_each_line(daemon: DaemonProcess, gpu: hearth.Devic
         assert session["device_seconds_per_second"] > 0
 
 
-def test_exit_status_reports_a_daemon_that_is_gone(movable: Movable, capsys: Any) -> None:
+def test_exit_status_reports_an_unreachable_daemon(movable: Movable, capsys: Any) -> None:
     """Later pictures and the exit status report that the daemon is gone."""
     real = AdminClient.status
 

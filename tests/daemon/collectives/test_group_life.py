@@ -239,7 +239,7 @@ def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
     waiting.synchronize()
 
 
-def test_a_send_meets_its_receive_whatever_the_devices_do_in_between(group: hearth.Group) -> None:
+def test_a_send_matches_its_receive_despite_work_in_between(group: hearth.Group) -> None:
     source, target = group.devices[:2]
     small = group.subgroup([0, 1])
     elsewhere = target.zeros(4, np.float32)
@@ -262,7 +262,7 @@ def test_a_send_meets_its_receive_whatever_the_devices_do_in_between(group: hear
         assert (there.get() == 7).all() and (back.get() == 7).all()
 
 
-def test_sends_of_two_groups_of_the_same_devices_are_apart(pair: list[hearth.Device]) -> None:
+def test_sends_of_two_groups_of_the_same_devices_are_separate(pair: list[hearth.Device]) -> None:
     groups = [hearth.Group(pair), hearth.Group(pair)]
     source, target = pair
     for value, group in enumerate(groups):

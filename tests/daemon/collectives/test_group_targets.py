@@ -51,7 +51,7 @@ def join(rank: Rank, created: Any, *addresses: str) -> Refusal:
     return refused(rank.raw.node.JoinGroup, request, timeout=20)
 
 
-def test_tenants_of_a_reachable_daemon_learn_which_setting_is_missing(started: Any, tmp_path: Path) -> None:
+def test_errors_of_a_reachable_daemon_name_the_missing_setting(started: Any, tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     config, tokens = tenants("alice", **EXPOSED)
     first, second = started(), started(**config, audit={"path": str(path)})

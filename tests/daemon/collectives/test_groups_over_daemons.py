@@ -101,7 +101,7 @@ def test_several_groups_of_the_same_sessions(pair: list[Rank], two: list[DaemonP
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_refused_rank_fails_the_other_at_once(pair: list[Rank], odd: int) -> None:
+def test_refused_rank_fails_the_other_immediately(pair: list[Rank], odd: int) -> None:
     group = form(pair)
     other = 1 - odd
     pair[other].present(group, 1, operation("all_reduce", A, B))
@@ -119,7 +119,7 @@ def test_refused_rank_fails_the_other_at_once(pair: list[Rank], odd: int) -> Non
     work(pair, group, 3)
 
 
-def test_queues_in_different_orders_are_refused_at_once(pair: list[Rank]) -> None:
+def test_queues_in_different_orders_are_refused_immediately(pair: list[Rank]) -> None:
     group = form(pair)
     row = [operation("all_reduce", A, A)] * 2
     for rank, numbers in zip(pair, ((1, 2), (2, 1)), strict=True):

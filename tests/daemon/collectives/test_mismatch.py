@@ -152,7 +152,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_invalid_operations_are_refused_at_once(ranks: Ranks) -> None:
+def test_invalid_operations_are_refused_immediately(ranks: Ranks) -> None:
     """The other ranks receive the error only when they present their part; this also holds for the second operation of
     a batch."""
     assert ranks.next() == 1  # all of the commands have this number

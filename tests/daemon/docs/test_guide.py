@@ -109,7 +109,7 @@ def test_sharing_a_device(run: Run, daemon: DaemonProcess) -> None:
     assert run(code, daemon) == shown
 
 
-def test_beside_cupy_and_pytorch(run: Run, daemon: DaemonProcess) -> None:
+def test_with_cupy_and_pytorch(run: Run, daemon: DaemonProcess) -> None:
     code = program_of("Beside CuPy and PyTorch")
     assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
 

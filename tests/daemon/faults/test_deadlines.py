@@ -102,7 +102,7 @@ def dropped(daemon: DaemonProcess) -> float:
     return daemon.counter("cancelled", 0)
 
 
-def test_a_deadline_drops_what_is_still_queued(counted: Counted, daemon: DaemonProcess) -> None:
+def test_a_deadline_drops_a_queued_call(counted: Counted, daemon: DaemonProcess) -> None:
     before = dropped(daemon)
     counted.hold()
     for timeout in (0.3, 3.0, 10.0):  # on a busy machine, the deadline may pass before the call reaches the device

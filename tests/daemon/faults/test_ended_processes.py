@@ -85,7 +85,7 @@ def node(daemon: DaemonProcess) -> Iterator[hearth.Node]:
         yield connected
 
 
-def test_a_killed_client_frees_its_name_and_memory_at_once(daemon: DaemonProcess, node: hearth.Node) -> None:
+def test_name_and_memory_of_a_killed_client_are_freed_immediately(daemon: DaemonProcess, node: hearth.Node) -> None:
     client, gpu = Client(daemon), node.device(0)
     with pytest.raises(hearth.HearthError, match="weights"):
         gpu.publish("weights", gpu.zeros(4, np.float32))

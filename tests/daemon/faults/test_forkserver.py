@@ -133,7 +133,7 @@ def test_device_processes_outlive_the_forkserver(daemon: DaemonProcess, load: Ki
             saxpy_works(gpu)
 
 
-def test_exit_code_of_a_device_whose_forkserver_is_gone(daemon: DaemonProcess) -> None:
+def test_exit_code_of_a_device_whose_forkserver_has_ended(daemon: DaemonProcess) -> None:
     old = forkserver(daemon)
     os.kill(old, signal.SIGKILL)
     forkserver(daemon, but=old)

@@ -258,7 +258,7 @@ def test_no_more_processes_than_configured(start_daemon: StartDaemon) -> None:
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_how_soon_a_faulted_device_serves_again(start_daemon: StartDaemon, spare: bool) -> None:
+def test_time_until_a_faulted_device_serves_again(start_daemon: StartDaemon, spare: bool) -> None:
     """Measures the time from the faulting launch to the next result, with all objects created again; printed with
     -s."""
     daemon = start_daemon(devices={**DEVICES, "spare": spare})

@@ -332,7 +332,7 @@ def test_refused_begin_of_a_capture_is_reported_on_the_stream(work: Execute) -> 
     assert [failure.command for failure in work.failures(STREAM)] == ["begin_capture"]
 
 
-def test_destroying_a_stream_discards_what_it_records(work: Execute, daemon: DaemonProcess) -> None:
+def test_destroying_a_stream_discards_its_recording(work: Execute, daemon: DaemonProcess) -> None:
     work.batch(c.Command(stream=OTHER, launch=launch()))
     work.ask(c.Command(stream=OTHER, sync=c.Sync()))  # the module is loaded: no command below is deferred
     work.batch(

@@ -345,7 +345,7 @@ def test_child_graphs_are_clusters_of_the_description(gpu: hearth.Device) -> Non
 
 
 @pytest.mark.parametrize("what", ["launch", "default", "fill", "copy", "graph", "prepared"])
-def test_work_outside_the_capture_is_refused_or_runs_at_once(gpu: hearth.Device, what: str) -> None:
+def test_work_outside_the_capture_is_refused_or_runs_immediately(gpu: hearth.Device, what: str) -> None:
     add_one = common(gpu, "add_one")
     x, y = gpu.zeros(N, np.int32), gpu.ones(N, np.int32)
     beside = gpu.stream()

@@ -88,9 +88,7 @@ def test_copies_of_streams_that_join_are_ordered_by_events(
 
 
 @pinned_memory
-def test_a_launch_reads_pinned_memory_when_its_turn_comes(
-    gpu: hearth.Device, host: tuple[np.ndarray, np.ndarray]
-) -> None:
+def test_a_launch_reads_pinned_memory_when_it_runs(gpu: hearth.Device, host: tuple[np.ndarray, np.ndarray]) -> None:
     source, _ = host
     x, flag, stream = gpu.zeros(N, np.int32), gpu.zeros(1, np.int32), gpu.stream()
     with gpu.graph() as graph:

@@ -172,7 +172,7 @@ def test_compile_bombs_fail_with_cause(gpu: hearth.Device, code: str) -> None:
     assert time.monotonic() - started < TIMEOUT_S + LATE
 
 
-def test_a_compile_that_fails_brings_its_log_through_the_worker(gpu: hearth.Device) -> None:
+def test_the_log_of_a_failed_compile_passes_through_the_worker(gpu: hearth.Device) -> None:
     error = compile_error(gpu, "int f() {\n    return no_such_name;\n}\n")
     assert error.reason == "COMPILE_FAILED" and "no_such_name" in error.details["log"]
     undeclared = "".join(f"__device__ int f{n}() {{ return undeclared_{n}; }}\n" for n in range(2000))

@@ -142,7 +142,7 @@ def test_fit_keeps_a_grid_that_is_resident(
         gpu.synchronize()
 
 
-def test_fit_refuses_what_it_does_not_reduce(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_fit_refuses_grids_of_several_dimensions_and_unknown_values(gpu: hearth.Device, kernel: Kernel) -> None:
     meet = kernel("meet")
     limit = meet.occupancy(64, 256).max_cooperative_blocks
     out = gpu.zeros(2, np.int32)

@@ -53,7 +53,7 @@ def fresh(body: str) -> str:
     return f"// {uuid.uuid4()}\n{body}"
 
 
-def test_a_compile_error_brings_the_log_with_lines(gpu: hearth.Device) -> None:
+def test_a_compile_error_has_the_log_with_line_numbers(gpu: hearth.Device) -> None:
     module = gpu.RawModule(code=WRONG)
     log = io.StringIO()
     with pytest.raises(hearth.CompileError) as caught:
@@ -210,7 +210,7 @@ def test_second_device_takes_the_module_from_the_cache(pair: list[hearth.Device]
     assert described(second).cached and described(second).compile_ns == 0
 
 
-def test_two_devices_at_once_compile_once(pair: list[hearth.Device]) -> None:
+def test_concurrent_loads_on_two_devices_compile_once(pair: list[hearth.Device]) -> None:
     code = fresh('extern "C" __global__ void f() {}')
     modules = [device.RawModule(code=code) for device in pair]
     assert [described(module).cached for module in modules].count(False) == 1

@@ -65,7 +65,7 @@ def test_arguments_of_every_kind_in_any_order(gpu: hearth.Device, kernel: Kernel
     np.testing.assert_array_equal(out, [3, 4.5, -5])
 
 
-def test_host_arrays_of_any_make(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_host_arrays_of_any_layout(gpu: hearth.Device, kernel: Kernel) -> None:
     x = np.arange(12, dtype=np.int32).reshape(3, 4)
     read_only = x.copy()
     read_only.flags.writeable = False
@@ -342,7 +342,7 @@ def test_plain_stubs(raw: Raw) -> None:
     assert again.kernel_ns + again.upload_ns + again.download_ns <= again.wall_ns
 
 
-def test_all_faults_of_the_bindings_are_reported_at_once(raw: Raw, daemon: DaemonProcess) -> None:
+def test_all_errors_of_the_bindings_are_reported_together(raw: Raw, daemon: DaemonProcess) -> None:
     f = raw.function(KERNELS, "identity")
     before = [daemon.counter(name, 0) for name in ("kernel_launches", "allocations")]
     bindings = [

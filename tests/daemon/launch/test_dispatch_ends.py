@@ -346,7 +346,7 @@ stop()
     ],
     ids=["shared", "up", "down", "kernel", "kernel and shared"],
 )
-def test_a_client_that_is_killed_gives_its_memory_back(brief: DaemonProcess, code: str, gauge: str, least: int) -> None:
+def test_memory_of_a_killed_client_is_freed(brief: DaemonProcess, code: str, gauge: str, least: int) -> None:
     client = run_python(code, brief.unix)
     try:
         assert client.stdout is not None and client.stdout.readline() == "half way\n"

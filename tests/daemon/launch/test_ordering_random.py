@@ -255,7 +255,7 @@ def test_memory_stays_while_a_collective_needs_it(pair: list[hearth.Device]) -> 
         assert all((array.get() == 99).all() for array in fresh)
 
 
-def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: StartDaemon) -> None:
+def test_temporaries_of_a_client_ahead_of_the_device_wait_for_memory(start_daemon: StartDaemon) -> None:
     """A pipeline that runs ahead of the device and frees before it allocates again is slowed down, but does not run out
     of memory."""
     daemon = start_daemon(devices={"memory_limit": "64MiB"})

@@ -134,7 +134,7 @@ def test_graphs_and_prepared_lists_keep_the_targets(gpu: hearth.Device) -> None:
     assert gpu_rows is others[0] and refused_graph is not None
 
 
-def test_what_would_lose_the_targets_is_refused_by_name(gpu: hearth.Device) -> None:
+def test_operations_that_would_lose_the_targets_are_refused_by_name(gpu: hearth.Device) -> None:
     x = gpu.ones(4, np.float32)
     rows = gpu.pointers([x])
     kernel = gpu.RawModule(code=SUM).get_function("sum")

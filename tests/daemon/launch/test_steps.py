@@ -54,7 +54,7 @@ def test_random_steps_give_right_results(gpu: hearth.Device, streams: int) -> No
         np.testing.assert_array_equal(x.get(stream=rng.choice([None, *mine])), expected)
 
 
-def test_steps_beside_other_clients(daemon: DaemonProcess) -> None:
+def test_steps_with_concurrent_clients(daemon: DaemonProcess) -> None:
     """The clients run alone at some times and beside other clients at others."""
     failures: list[BaseException] = []
 

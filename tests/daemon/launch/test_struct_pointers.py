@@ -125,7 +125,7 @@ def test_freed_and_foreign_arrays_are_named(pair: list[hearth.Device]) -> None:
         run(1, 8, (task(freed, 8, out, 1), np.float32(0)))
 
 
-def test_a_number_out_of_range_beside_a_struct_is_named(gpu: hearth.Device, run: hearth.Function) -> None:
+def test_a_number_out_of_range_next_to_a_struct_is_named(gpu: hearth.Device, run: hearth.Function) -> None:
     x = gpu.zeros(8, np.float32)
     with pytest.raises(hearth.LaunchError, match=rf"argument 1 is {2**63}; .*64-bit"):
         run(1, 8, (task(x, 8, x, 1), 2**63))

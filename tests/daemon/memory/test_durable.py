@@ -144,7 +144,7 @@ def test_a_synchronize_waits_for_the_copies_of_its_stream(lossy: DaemonProcess) 
 
 
 @pytest.mark.parametrize("size", [1 * MIB, 72 * MIB])
-def test_write_behind_a_checkpoint_does_not_change_the_copy(lossy: DaemonProcess, size: int) -> None:
+def test_write_after_a_checkpoint_does_not_change_the_copy(lossy: DaemonProcess, size: int) -> None:
     """The second size exceeds the host memory that copies may hold at once."""
     with lossy.connect() as node:
         gpu = node.device(0)

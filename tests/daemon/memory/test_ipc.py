@@ -60,7 +60,7 @@ def export_raw(raw: Raw, buffer: int, number: int = 1) -> device_pb2.ExportIpcRe
 # ---- the same memory ----
 
 
-def test_both_sides_see_what_either_writes(gpu: hearth.Device) -> None:
+def test_writes_of_either_side_are_visible_to_both(gpu: hearth.Device) -> None:
     x = gpu.asarray(HOST)
     with x.ipc() as view:
         host = seen(view)

@@ -180,7 +180,7 @@ LOST = [errors.broken("the daemon is gone"), errors.TimeoutError("not in time"),
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("unpublished", [False, True])
-def test_attachment_without_an_answer_is_given_back(
+def test_attachment_without_an_answer_is_released(
     daemon: DaemonProcess, gpu: hearth.Device, error: BaseException, unpublished: bool
 ) -> None:
     array = gpu.asarray(bytearray(DATA))

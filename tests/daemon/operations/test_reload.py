@@ -90,7 +90,7 @@ def test_a_revoked_token_stops_working(running: Reloaded) -> None:
     wait_until(lambda: audited(running, "reload")[-1].get("tenants") == "alice (tokens)", "the reload in the audit log")
 
 
-def test_tenants_come_and_go(running: Reloaded) -> None:
+def test_tenants_are_added_and_removed(running: Reloaded) -> None:
     token = new_token()
     with pytest.raises(hearth.AuthenticationError):
         connect(running, token)

@@ -211,7 +211,7 @@ def test_daemon_ends_with_open_sessions_and_a_running_kernel(start_daemon: Start
     assert not daemon.left_behind()
 
 
-def test_second_signal_ends_the_daemon_at_once(start_daemon: StartDaemon) -> None:
+def test_second_signal_ends_the_daemon_immediately(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="1h")
     node = daemon.connect()
     node.device(0).synchronize()

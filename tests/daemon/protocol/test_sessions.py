@@ -129,7 +129,7 @@ gpu.asarray(np.zeros(32 << 20, np.uint8), progress=stop)
 """
 
 
-def test_a_client_killed_in_mid_upload_gives_its_memory_back(brief: DaemonProcess) -> None:
+def test_memory_of_a_client_killed_during_an_upload_is_freed(brief: DaemonProcess) -> None:
     client = run_python(UPLOADING, brief.unix)
     try:
         assert client.stdout is not None and client.stdout.readline() == "half way\n"
@@ -227,7 +227,7 @@ def test_a_client_that_ends_closes_its_session(daemon: DaemonProcess, end: str) 
     assert out.strip() not in [session["id"] for session in daemon.status()["sessions"]]
 
 
-def test_the_most_sessions(start_daemon: StartDaemon) -> None:
+def test_maximum_number_of_sessions(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(sessions={"max": 2})
     with daemon.connect(), daemon.connect() as second:
         with pytest.raises(hearth.QuotaExceededError, match="2 sessions are open") as caught:

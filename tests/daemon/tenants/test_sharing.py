@@ -110,7 +110,7 @@ def test_flood_does_not_delay_launch_and_wait_of_others(three: Three, isolation:
         assert counter.get()[0] % 30 == 0
 
 
-def test_a_process_that_comes_and_goes_changes_the_turns(three: Three) -> None:
+def test_processes_that_start_and_end_change_the_turns(three: Three) -> None:
     """A flood alone, then beside another tenant, then alone again; measured by kernels of equal duration, of which each
     tenant runs its share."""
     with three("tenant") as (_, nodes), Flood(nodes["one"], 2_000_000) as flood:

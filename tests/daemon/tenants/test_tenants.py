@@ -103,7 +103,7 @@ def test_invalid_tokens_are_refused(guarded: DaemonProcess) -> None:
     channel.close()
 
 
-def test_failing_often_is_answered_late(guarded: DaemonProcess) -> None:
+def test_repeated_failures_are_answered_with_a_delay(guarded: DaemonProcess) -> None:
     """A caller from the same address with a valid token is not delayed."""
     for _ in range(4):
         with pytest.raises(hearth.AuthenticationError):
@@ -260,7 +260,7 @@ def page(path: str) -> bytes:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_http_on_the_unix_socket_knows_users(start_daemon: StartDaemon) -> None:
+def test_http_on_the_unix_socket_identifies_users(start_daemon: StartDaemon) -> None:
     named = tenant("mine", users=[os.getuid()]), tenant("other", users=[65534])
     daemon = start_daemon(**tenants(*named, listen={"http_unix": "auto"})[0])
     path = str(daemon.socket.with_name("hearth-http.sock"))

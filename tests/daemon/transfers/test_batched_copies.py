@@ -122,7 +122,7 @@ def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkey
     same(x.get(), noise(SIZE, 3 * INITIAL_SLOTS - 1))
 
 
-def test_many_threads_at_once(fresh: hearth.Device) -> None:
+def test_many_concurrent_threads(fresh: hearth.Device) -> None:
     arrays = [fresh.zeros(SIZE, np.uint8) for _ in range(6)]
     wrong: list[int] = []
 

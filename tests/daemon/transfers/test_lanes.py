@@ -149,7 +149,7 @@ def test_invalid_ticket_closes_connection(daemon: DaemonProcess) -> None:
 # ---- work over lanes ----
 
 
-def test_many_clients_at_once(daemon: DaemonProcess) -> None:
+def test_many_concurrent_clients(daemon: DaemonProcess) -> None:
     """Each client has separate threads; each result is correct."""
 
     def client(seed: int) -> bool:
@@ -164,7 +164,7 @@ def test_many_clients_at_once(daemon: DaemonProcess) -> None:
         assert all(pool.map(client, range(4)))
 
 
-def test_unawaited_error_arrives_unasked(daemon: DaemonProcess) -> None:
+def test_unawaited_error_is_received(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         x = gpu.zeros(4, np.int32)

@@ -147,7 +147,7 @@ def test_both_devices_from_the_same_memory(pair: list[hearth.Device]) -> None:
         same(array.get(), ordinary)
 
 
-def test_many_threads_at_once(pair: list[hearth.Device]) -> None:
+def test_many_concurrent_threads(pair: list[hearth.Device]) -> None:
     def work(number: int) -> None:
         device, random = pair[number % 2], np.random.default_rng(number)
         with device.stream():

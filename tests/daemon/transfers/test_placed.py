@@ -102,7 +102,7 @@ def test_rows(sharing: Sharing) -> None:
     assert memory[:] == data
 
 
-def test_answer_comes_after_the_bytes_have_been_read(sharing: Sharing) -> None:
+def test_answer_is_sent_after_the_bytes_have_been_read(sharing: Sharing) -> None:
     """The memory is not released before either, although its client has released it and its connection has ended."""
     size, buffer = ANY_SIZE, sharing.allocate(ANY_SIZE)
     memory, data = sharing.shared.share(1, size), noise(size)

@@ -145,7 +145,7 @@ def test_one_way_writes_are_in_the_order_of_their_stream(tidy: None, sharing: Sh
     assert result.read.data == bytes([63]) * 4096
 
 
-def test_answer_comes_after_the_bytes_have_been_read(tidy: None, sharing: Sharing) -> None:
+def test_answer_is_sent_after_the_bytes_have_been_read(tidy: None, sharing: Sharing) -> None:
     memory = sharing.shared.share(1, 4096)
     buffer = sharing.allocate(4096)
     stream = sharing.stream

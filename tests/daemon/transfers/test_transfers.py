@@ -31,7 +31,7 @@ def noise(size: int, seed: int = 0) -> np.ndarray:
     return np.frombuffer(np.random.default_rng(seed).bytes(size), np.uint8)
 
 
-def test_the_limits_are_those_of_these_tests(raw: Raw) -> None:
+def test_the_daemon_has_the_limits_that_these_tests_expect(raw: Raw) -> None:
     assert raw.opened.limits.max_inline_bytes == INLINE
     assert raw.opened.limits.max_chunk_bytes == INLINE
 
@@ -68,7 +68,7 @@ def test_a_large_array(gpu: hearth.Device) -> None:
 @pytest.mark.skipif(
     os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 10 << 30, reason="needs 10 GiB of memory"
 )
-def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
+def test_a_copy_of_more_than_2_gib(gpu: hearth.Device) -> None:
     """Transfers one byte more than a 32-bit `int` counts, in both directions; compares bytes at both ends and around
     each GiB."""
     size = (2 << 30) + 1
@@ -158,7 +158,7 @@ def test_sessions_do_not_get_each_others_bytes(daemon: DaemonProcess) -> None:
         assert all(pool.map(session, range(6)))
 
 
-def test_both_devices_at_once(pair: list[hearth.Device]) -> None:
+def test_both_devices_concurrently(pair: list[hearth.Device]) -> None:
     hosts = [noise(8 * INLINE, seed) for seed in range(2)]
     arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
     with ThreadPoolExecutor(2) as pool:

@@ -116,7 +116,7 @@ def test_interrupted_transfer_ends_its_line(terminal: Terminal, clock: Clock) ->
     assert terminal.getvalue().endswith("(interrupted)\n")
 
 
-def test_a_terminal_that_is_gone_stops_nothing(terminal: Terminal, clock: Clock) -> None:
+def test_a_closed_terminal_stops_no_transfer(terminal: Terminal, clock: Clock) -> None:
     report = progress.reporter(True, "upload")
     terminal.close()
     move(report, clock, 1.0)

@@ -100,7 +100,7 @@ def test_memory_and_queue_from_the_available_fields() -> None:
 # ---- the frame ----
 
 
-def test_the_busiest_come_first() -> None:
+def test_the_busiest_are_listed_first() -> None:
     text = shown(frame(BEFORE, NOW, at=0.0, columns=200))
     assert text[0].endswith("box: ready; hearthd 0.1.0, up 1 min 42 s")
     assert "2 of 2 serving" in text[1] and "3 (2 connected)" in text[1] and "launches: 20/s" in text[1]

@@ -35,7 +35,7 @@ def wait_for(condition: Any, seconds: float = 20.0) -> bool:
     return bool(condition())
 
 
-def test_single_command_is_sent_at_once(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_single_command_is_sent_immediately(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     f = kernel(gpu)
     f(*ONE, ())
     assert wait_for(lambda: daemon.records)

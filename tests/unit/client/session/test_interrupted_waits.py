@@ -32,7 +32,7 @@ def daemon() -> Iterator[LaneDaemon]:
         yield daemon
 
 
-def test_an_interrupted_wait_gives_the_role_back(daemon: LaneDaemon, work: Attachment) -> None:
+def test_an_interrupted_wait_releases_the_role(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     for _ in range(3):
         reply = work.request(held_request())

@@ -99,7 +99,7 @@ def test_waiting_work_is_sent_before_the_threads_of_the_lane_start(monkeypatch: 
     assert (sent, sent_before) == ([1], [1, 1])
 
 
-def test_single_work_is_sent_at_once_and_much_work_is_batched(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_single_commands_are_sent_immediately_and_many_are_batched(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     gpu.synchronize()
     work = attachment(gpu)
     before = len(daemon.batches)

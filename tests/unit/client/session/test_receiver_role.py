@@ -114,7 +114,7 @@ def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -
 
 
 @pytest.mark.parametrize("background", [60.0], indirect=True)
-def test_background_thread_polls_soon_if_work_is_left_behind(background: Background, passed: list[bool]) -> None:
+def test_background_thread_polls_soon_if_work_remains(background: Background, passed: list[bool]) -> None:
     role, lock, thread = background
     with lock:
         passed.clear()
@@ -133,7 +133,7 @@ def test_background_thread_polls_without_being_woken(background: Background) -> 
     assert not thread.is_alive()
 
 
-def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None:
+def test_many_threads_wait_concurrently(daemon: LaneDaemon, work: Attachment) -> None:
     """The answers arrive in any order. Each thread wakes for its own answer, and the last one still has a receiver."""
     daemon.never_answer.add("memory_usage")
     replies = [work.request(held_request()) for _ in range(16)]

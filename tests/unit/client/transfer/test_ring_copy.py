@@ -206,7 +206,7 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
         assert not gpu.deferred
 
 
-def test_another_error_that_a_read_brings_is_not_lost() -> None:
+def test_another_error_that_a_read_reports_is_not_lost() -> None:
     errors = [HearthError("first", reason="LAUNCH_FAILED"), HearthError("second", reason="LAUNCH_FAILED")]
     with device(2 * EACH) as gpu:
         gpu.plan = lambda number: errors[number] if gpu.both.wait(20) else REFUSED
@@ -399,7 +399,7 @@ def test_an_error_of_the_callback_is_raised() -> None:
             settled(gpu)
 
 
-def test_many_transfers_at_once() -> None:
+def test_many_concurrent_transfers() -> None:
     drawn = random.Random(4)
     with device(64 * 30 * EACH, slots=5, stall=30.0) as gpu:
         failures: list[int] = []

@@ -29,7 +29,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 8))
-def test_each_stripe_has_something_to_do(size: int, most: int) -> None:
+def test_each_stripe_has_work(size: int, most: int) -> None:
     count = plan.stripes(size, most)
     assert 0 <= count <= most
     assert not count or size // count >= 4 * MIB

@@ -61,7 +61,7 @@ def test_copy_is_due_after_the_duration_of_a_similar_copy(size: int, took: float
     assert spin_wait.poll_interval(30.0) is None, "of the other way nothing is known"
 
 
-def test_copies_in_a_row_are_due_one_behind_the_other() -> None:
+def test_consecutive_copies_are_due_one_after_the_other() -> None:
     spin_wait, size = SpinWait(CORES), 64 << 20
     spin_wait.begin(UP, size, 0.0)
     spin_wait.copy_ended(UP, size, 0.0, 0.01)
@@ -75,7 +75,7 @@ def test_copies_in_a_row_are_due_one_behind_the_other() -> None:
     assert spin_wait.poll_interval(1.03) is None, "all are done, the last one sooner than it was due"
 
 
-def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
+def test_a_slower_copy_changes_the_pace_little_and_a_faster_one_fully() -> None:
     spin_wait, size, now = SpinWait(CORES), 64 << 20, 0.0
 
     def after(took: float) -> float:
@@ -93,7 +93,7 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
     assert after(0.005) == pytest.approx(0.005)
 
 
-def test_small_and_very_long_ones_are_not_foreseen() -> None:
+def test_small_and_very_long_copies_are_not_predicted() -> None:
     spin_wait = SpinWait(CORES)
     spin_wait.begin(UP, MIN_PREDICTED_BYTES - 1, 0.0)
     spin_wait.copy_ended(UP, MIN_PREDICTED_BYTES - 1, 0.0, 1.0)

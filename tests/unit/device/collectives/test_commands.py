@@ -134,7 +134,7 @@ def test_empty_operations_are_matched(rig: PeerRig) -> None:
         done = rig.hear("progress")["done"]
 
 
-def test_work_queued_behind_a_barrier_waits(rig: PeerRig) -> None:
+def test_work_queued_after_a_barrier_waits(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     assert rig.reason(rig.read(2, stream=5)) == ""  # from now on ordered after the work that made the buffer
@@ -149,7 +149,7 @@ def test_work_queued_behind_a_barrier_waits(rig: PeerRig) -> None:
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["without", "with"])
-def test_all_work_behind_a_synchronous_collective_waits(rig: PeerRig, follows: bool) -> None:
+def test_all_work_after_a_synchronous_collective_waits(rig: PeerRig, follows: bool) -> None:
     """Checks that the command orders a read after the operation, which does not use buffer 2."""
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
@@ -425,7 +425,7 @@ def test_groups_of_the_device_are_launched_in_the_order_of_the_messages(rig: Pee
     assert rig.reason(rig.sync(5)) == "" and len(released_peer.given) == 1
 
 
-def test_operations_behind_a_group_over_daemons_are_not_presented(rig: PeerRig) -> None:
+def test_operations_after_a_group_over_daemons_are_not_presented(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     group_peer = rig.join("b-1", group=GROUP.hex())
     rig.batch(collective(1, group=GROUP), collective(2, group=GROUP), collective(1), collective(3, group=GROUP))

@@ -8,7 +8,7 @@ from hearth_proto.reasons import Reason, Refusal
 from hearthd.device.compiler.cancel_token import CancelToken
 
 
-def test_token_calls_what_stops_the_compile_only_in_its_context() -> None:
+def test_token_calls_the_stop_function_only_in_its_context() -> None:
     token, stopped = CancelToken(), list[str]()
     with token.on_cancel(lambda: stopped.append("before")):
         token.check()

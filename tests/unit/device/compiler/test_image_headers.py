@@ -83,7 +83,7 @@ def test_both_places_of_the_architecture() -> None:
         (75, (7, 5), True),
     ],
 )
-def test_which_device_runs_what(architecture: int, capability: tuple[int, int], runs: bool) -> None:
+def test_which_device_runs_which_architecture(architecture: int, capability: tuple[int, int], runs: bool) -> None:
     code = elf(architecture << 8)
     if runs:
         assert image_headers.check(code, capability) is False
@@ -93,7 +93,7 @@ def test_which_device_runs_what(architecture: int, capability: tuple[int, int], 
         assert f"sm_{architecture}" in error.message and f"compute capability {major}.{minor}" in error.message
 
 
-def test_other_elf_files_are_refused_by_what_they_are() -> None:
+def test_other_elf_files_are_refused_by_kind() -> None:
     assert "machine 62" in refused(elf(machine=62)).message
     assert "relocatable" in refused(elf(kind=1)).message
     assert "64 bits" in refused(b"\x7fELF\x01" + CUBIN[5:]).message

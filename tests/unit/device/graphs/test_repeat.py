@@ -122,7 +122,7 @@ class Bench:
 
 
 @given(st.integers(1, 3 * WINDOW), st.integers(1, 5000), st.integers(1, 2000), st.integers(0, 2 * WINDOW))
-def test_all_rounds_run_and_the_track_gets_its_room_back(price: int, count: int, pace: int, before: int) -> None:
+def test_all_rounds_run_and_the_track_regains_its_capacity(price: int, count: int, pace: int, before: int) -> None:
     bench = Bench(min(price, WINDOW))
     for _ in range(before):  # other commands on the track
         bench.tracks.claim_position(bench.track, ())

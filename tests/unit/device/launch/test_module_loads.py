@@ -210,7 +210,7 @@ def test_waiting_load_is_listed_and_a_dropped_one_is_not(start: Start) -> None:
     rig.send(Kind.OPEN, b"{}", channel=1)
 
 
-def test_a_shorter_limit_counts_for_those_that_wait(start: Start) -> None:
+def test_a_shorter_limit_applies_to_waiting_loads(start: Start) -> None:
     rig = start(0.0)
     endless(rig)
     load(rig, 2, b"another")
@@ -222,7 +222,7 @@ def test_a_shorter_limit_counts_for_those_that_wait(start: Start) -> None:
     refused(rig.answer(answer))
 
 
-def test_a_first_launch_that_has_to_wait_is_refused_and_may_be_tried_again(start: Start) -> None:
+def test_a_first_launch_that_must_wait_is_refused_and_may_be_retried(start: Start) -> None:
     rig = start(LIMIT)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]
@@ -346,7 +346,7 @@ def test_validated_first_launch_runs_on_the_idle_device(start: Start, kind: str)
     assert not rig.answer(answer).HasField("error")
 
 
-def test_launches_behind_the_same_first_launch_continue_with_it(start: Start) -> None:
+def test_launches_queued_after_the_same_first_launch_continue_with_it(start: Start) -> None:
     rig = start(LONG)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]

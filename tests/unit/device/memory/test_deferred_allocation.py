@@ -64,7 +64,7 @@ def test_allocation_that_can_never_fit_does_not_wait() -> None:
     assert may_wait(NOT_NOW) and not may_wait(NEVER)
 
 
-def test_allocation_without_pending_frees_fails_at_once() -> None:
+def test_allocation_without_pending_frees_fails_immediately() -> None:
     memory = Memory()
     with pytest.raises(Refusal, match="no room"):
         memory.deferred().run()

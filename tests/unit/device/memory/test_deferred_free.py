@@ -48,7 +48,7 @@ class Bench:
         return times
 
 
-def test_few_buffers_are_freed_at_once_and_many_in_ordered_pieces() -> None:
+def test_few_buffers_are_freed_immediately_and_many_in_ordered_pieces() -> None:
     bench = Bench()
     few = bench.begin("a", list(range(FEW)))
     assert few.over and bench.freed_items == list(range(FEW)) and not bench.deferred_free.more
@@ -197,7 +197,7 @@ def test_invalid_buffer_is_reported_when_the_rest_is_free(rig: Rig[CpuServer]) -
     assert not rig.call(allocate=c.Allocate(buffer=1, size=LIMIT)).HasField("error")
 
 
-def test_a_clean_up_gives_kept_memory_back_without_delaying_others(rig: Rig[CpuServer]) -> None:
+def test_a_cleanup_releases_kept_memory_without_delaying_others(rig: Rig[CpuServer]) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
     rig.batch(c.Command(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT)))
     fill_up(rig)

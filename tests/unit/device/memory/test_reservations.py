@@ -137,7 +137,7 @@ def test_frees_that_wait_when_a_session_ends_are_not_forgotten(rig: Rig[Watched]
     assert rig.gauges()["memory_reserved_bytes"] == 0
 
 
-def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
+def test_other_streams_are_ordered_after_an_allocation(rig: Rig[Watched]) -> None:
     """Stream 0 gets the memory that it has just freed, and may still be using it; stream 1 has to wait for that use."""
     rig.call(create_stream=c.CreateStream(stream=1))
     with busy(rig, 0):
@@ -152,7 +152,7 @@ def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
         assert len(rig.server.waits) == before + 1, "once"
 
 
-def test_next_owner_is_ordered_behind_the_last_use_of_freed_memory(rig: Rig[Watched]) -> None:
+def test_next_owner_is_ordered_after_the_last_use_of_freed_memory(rig: Rig[Watched]) -> None:
     """Buffer 1 belongs to stream 0 and was last used by stream 1. Stream 2, which is already ordered behind stream 0,
     gets the buffer's memory from stream 0."""
     for number in (1, 2):

@@ -385,7 +385,7 @@ def test_session_that_ends_during_its_commands(rig: Leaving, opened: Opened) -> 
     assert rig.left() == []
 
 
-def test_requests_behind_the_end_of_a_session_are_refused(rig: Leaving) -> None:
+def test_requests_after_the_end_of_a_session_are_refused(rig: Leaving) -> None:
     call = next(rig.ids)
     allocate = c.Command(request=1, allocate=c.Allocate(buffer=HANDLE, size=64 * KIB))
     publish = {"op": "publish", "memory": HANDLE, "buffer": HANDLE, "name": "weights"}
@@ -401,7 +401,7 @@ def test_requests_behind_the_end_of_a_session_are_refused(rig: Leaving) -> None:
     assert rig.left() == [] and rig.gauges()["memory_in_use_bytes"] == 0
 
 
-def test_request_behind_commands_of_ended_session_is_answered(rig: Leaving) -> None:
+def test_request_after_commands_of_ended_session_is_answered(rig: Leaving) -> None:
     """A session ends while it waits for a turn: a request behind its commands is answered, and a file that arrived is
     closed."""
     rig.prepare()

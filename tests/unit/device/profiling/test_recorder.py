@@ -179,7 +179,7 @@ class Rig:
 # ---- profiles ----
 
 
-def test_nested_and_overlapping_times_are_exact_and_all_events_go_back() -> None:
+def test_nested_and_overlapping_times_are_exact_and_all_events_are_released() -> None:
     rig = Rig()
     rig.start(1)
     rig.work("launch a", 100)
@@ -239,7 +239,7 @@ def test_profiles_end_with_their_stream() -> None:
     assert rig.leaked() == 0
 
 
-def test_an_end_that_never_runs_gives_its_event_back() -> None:
+def test_an_end_that_never_runs_releases_its_event() -> None:
     rig = Rig()
     rig.start(1)
     rig.work("launch a", 1)

@@ -239,7 +239,9 @@ def test_memory_is_cleared_with_tenants() -> None:
 
 
 @pytest.mark.parametrize(("requested", "default", "expected"), [(0, 0, 0), (5, 0, 5), (0, 3, 3), (5, 3, 3), (2, 3, 2)])
-def test_a_session_may_want_less_time_than_the_daemon_allows(requested: float, default: float, expected: float) -> None:
+def test_a_session_may_request_less_time_than_the_daemon_allows(
+    requested: float, default: float, expected: float
+) -> None:
     assert shorter_limit(requested, default) == expected
 
 

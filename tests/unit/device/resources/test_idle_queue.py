@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hearthd.device.resources.idle_queue import LOG_AFTER_S, MAX_BACKGROUND, IdleQueue
 
 
-def test_in_order_and_since_the_first_that_matters() -> None:
+def test_order_and_start_of_the_first_urgent_wait() -> None:
     queue: IdleQueue[str] = IdleQueue()
     assert queue.first is None and queue.urgent_since is None and not queue
     patient = queue.add("unload", 1.0, urgent=False)

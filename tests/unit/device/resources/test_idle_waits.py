@@ -366,7 +366,7 @@ def test_each_wait_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize("over", ["taken back", "refused"])
-def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> None:
+def test_launches_are_not_held_back_for_a_load_that_no_longer_waits(over: str) -> None:
     rig = IdleRig()
     rig.launch(rig.two[0])
     refused: list[Refusal] = []

@@ -136,7 +136,7 @@ def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
     return busy, peers.sync()
 
 
-def test_running_communicator_is_stopped_at_once_and_freed_when_idle(peers: PeerRig) -> None:
+def test_running_communicator_is_stopped_immediately_and_freed_when_idle(peers: PeerRig) -> None:
     busy, sync = busy_beside_a_kernel(peers, can_stop=True)
     peers.abort(comm="a-1")
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED

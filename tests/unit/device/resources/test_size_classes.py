@@ -33,7 +33,7 @@ def test_a_page_serves_its_class_until_it_is_idle() -> None:
     assert classes.allocate(64) is None, "blocks of a page that was taken back are gone"
 
 
-def test_the_block_given_back_last_is_taken_first() -> None:
+def test_the_most_recently_released_block_is_reused_first() -> None:
     classes: SizeClasses[str] = SizeClasses(PAGE, SMALLEST, LARGEST)
     classes.add("p", 16)
     first, second = classes.allocate(16), classes.allocate(16)

@@ -155,7 +155,7 @@ def test_front_gets_device_time_once_a_second_while_there_is_some() -> None:
     assert rig.told["a"] == pytest.approx(1.1e9, abs=2)
 
 
-def test_departed_session_is_reported_at_once() -> None:
+def test_departed_session_is_reported_immediately() -> None:
     rig = Rig()
     session = payer("a")
     rig.meter.begin(session)

@@ -266,7 +266,7 @@ def test_single_copy(rig: Passing) -> None:
     assert rig.end_lane() == client.seq
 
 
-def test_several_batches_at_once(rig: Passing) -> None:
+def test_several_batches_in_one_read(rig: Passing) -> None:
     data = b""
     for number in range(1, 4):
         message = device_pb2.ExecuteRequest(batch=c.Batch(seq=number, commands=[add(number), sync(number)]))

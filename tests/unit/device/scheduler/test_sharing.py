@@ -231,7 +231,7 @@ def test_copies_run_concurrently_with_kernels_of_other_sessions(crowd: Crowd) ->
     assert read.data == bytes(range(256))
 
 
-def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
+def test_an_upload_waits_for_its_write(crowd: Crowd) -> None:
     """The session has more uploads than it may have without a Write, and the batch with the Writes waits for a time
     slice."""
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=16, window=16)
@@ -395,7 +395,7 @@ def test_no_work_is_submitted_without_a_turn_and_other_commands_are_served(crowd
     assert crowd.count(member) == 3
 
 
-def test_a_turn_that_ends_lets_little_work_run_on(crowd: Crowd) -> None:
+def test_little_work_continues_after_the_end_of_a_turn(crowd: Crowd) -> None:
     member = crowd.join(tenant="a", nanoseconds=1_000_000, launches=32, window=8)
 
     def lasts() -> float:

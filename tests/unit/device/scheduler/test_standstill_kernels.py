@@ -90,7 +90,7 @@ def rig() -> Iterator[Standing]:
     made.stop()
 
 
-def test_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
+def test_launches_after_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     rig.stand(LONG)
     values = [each % 7 for each in range(FLOOD)]
     rig.flood(values)
@@ -102,7 +102,7 @@ def test_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     assert rig.waiting() == 0
 
 
-def test_repeated_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
+def test_repeated_launches_after_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     rig.stand(LONG)
     rig.let(100)
     rig.flood([5] * 100)
@@ -114,7 +114,7 @@ def test_repeated_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) ->
     assert rig.sum() == summed(*[5] * (100 + FLOOD))
 
 
-def test_copies_and_fills_behind_a_stalled_kernel_wait(rig: Standing) -> None:
+def test_copies_and_fills_after_a_stalled_kernel_wait(rig: Standing) -> None:
     rig.stand(LONG)
     rig.flood([1] * WHOLE_WINDOW)
     rig.batch(

@@ -120,7 +120,7 @@ def temporary(handle: int) -> list[c.Command]:
     ]
 
 
-def test_most_commands_are_executed_at_once(pair: tuple[Ways, Ways]) -> None:
+def test_most_commands_are_executed_immediately(pair: tuple[Ways, Ways]) -> None:
     """Otherwise the comparison would prove nothing."""
     short, long = pair
     del short.taken[:]

@@ -101,7 +101,7 @@ def test_unusual_programs_give_same_results_batched_and_separate(pair: tuple[Way
         assert run(pair[0], steps, quota) == run(pair[1], steps, quota)
 
 
-def test_commands_behind_a_waiting_command_wait(rig: Ways) -> None:
+def test_commands_after_a_waiting_command_wait(rig: Ways) -> None:
     """A command waits for bytes that have not arrived."""
     session = Run(rig)
     session.step(allocate(1, 64), allocate(2, 64))

@@ -30,7 +30,7 @@ def watched(
 
 
 @given(SIZES, st.floats(10e9, 200e9))
-def test_completion_is_noticed_at_once_after_a_few_samples(size: int, rate: float) -> None:
+def test_completion_is_noticed_immediately_after_a_few_samples(size: int, rate: float) -> None:
     forecast, took = CompletionForecast(), size / rate + 10e-6
     nap = min(1e-3, took / 8)
     for again in range(12):
@@ -70,7 +70,7 @@ def test_slower_sample_changes_the_forecast_little_and_faster_one_fully() -> Non
     assert ends(0.5e-3) < 0.5e-3, "noticed before it was looked for: it may have been done for long"
 
 
-def test_queued_copy_is_expected_after_earlier_ones_and_teaches_nothing() -> None:
+def test_queued_copy_is_expected_after_earlier_ones_and_changes_no_estimate() -> None:
     forecast, size = CompletionForecast(), 64 << 20
     first = forecast.begin(0, size, 0.0)
     assert first is not None and first.window_start == math.inf and not forecast.near_completion(0.0)

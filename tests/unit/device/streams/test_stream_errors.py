@@ -85,7 +85,7 @@ def test_consequence_is_reported_with_its_cause() -> None:
     assert poisoned(consequence) is None
 
 
-def test_a_long_chain_of_skips_has_its_cause_at_hand() -> None:
+def test_the_last_skip_of_a_long_chain_names_its_cause() -> None:
     cause = failure(1)
     link = skipped("copy", 3, 2, 0, cause)
     for seq in range(3, 5000):

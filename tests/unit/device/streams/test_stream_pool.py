@@ -356,7 +356,7 @@ def test_completed_events_are_released(rig: Rig) -> None:
     assert done == [1] and rig.server.live == 0
 
 
-def test_commands_that_are_done_or_have_an_event_behind_them_need_no_other_event(rig: Rig) -> None:
+def test_commands_that_are_done_or_followed_by_an_event_need_no_other_event(rig: Rig) -> None:
     track, called = rig.track[0], list[str]()
     rig.tracks.after_commands(track, lambda: called.append("nothing under way"))
     assert called == ["nothing under way"] and not rig.server.live
@@ -378,7 +378,7 @@ def test_commands_that_are_done_or_have_an_event_behind_them_need_no_other_event
     assert called[4:] == ["known"] and not rig.server.live
 
 
-def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
+def test_a_wait_without_work_is_done_immediately(rig: Rig) -> None:
     done: list[int] = []
     rig.tracks.after_all([], lambda: done.append(1))
     assert done == [1]

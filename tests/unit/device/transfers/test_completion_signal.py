@@ -57,7 +57,7 @@ def word(memory: mmap.mmap) -> int:
     return int.from_bytes(memory[:8], "little")
 
 
-def test_signal_comes_after_the_copy_and_before_the_answer(rig: Sharing) -> None:
+def test_signal_is_written_after_the_copy_and_before_the_answer(rig: Sharing) -> None:
     ends = client, _, memory = begin(rig)
     signals = share_signals(rig, ends)
     for number in range(2, 40, 2):
@@ -139,7 +139,7 @@ def test_no_signal_without_a_request_for_it(rig: Sharing, more: dict[str, object
     assert word(signals) == 0
 
 
-def test_a_segment_that_is_too_short_is_none_for_signals(rig: Sharing) -> None:
+def test_a_segment_that_is_too_short_is_not_used_for_signals(rig: Sharing) -> None:
     client, connection, _ = begin(rig)
     short = connection.share(7, WORD - 1, signals=True)
     client.batch(write(request=2, buffer=2))

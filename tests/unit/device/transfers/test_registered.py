@@ -239,7 +239,7 @@ def test_round_trip_of_bytes(rig: Sharing) -> None:
     assert rig.ran == 199
 
 
-def test_slow_copy_is_answered_together_with_the_wait_behind_it(rig: Sharing) -> None:
+def test_slow_copy_is_answered_together_with_the_wait_after_it(rig: Sharing) -> None:
     client, _, memory = begin(rig)
     memory[:8] = b"12345678"
     for number in range(2, 20, 2):

@@ -146,7 +146,7 @@ def test_session_that_ends_during_copies(start: Start) -> None:
     assert rig.gauges()["memory_reserved_bytes"] == 0
 
 
-def test_a_copy_that_the_driver_refuses_gives_its_memory_back(start: Start) -> None:
+def test_a_copy_that_the_driver_refuses_releases_its_memory(start: Start) -> None:
     rig = start(8 * MIB)
     ok(rig.call(allocate=c.Allocate(buffer=1, size=500_000)))
     for command in (

@@ -223,7 +223,7 @@ def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(each.is_signed_by(keys.load(str(place.key))) for each in found)
 
 
-def test_anchors_come_periodically(place: Place) -> None:
+def test_anchors_are_written_periodically(place: Place) -> None:
     """An anchor is set at once for the first entry, then at most once per interval, and always before the end."""
     place.settings = AuditSettings(**{**place.settings.model_dump(), "anchor_interval": 0.05})
 

@@ -108,7 +108,7 @@ def over_daemons(group: str, sequence: int = 1) -> Match:
     return Match(MatchKey(f"group:{group}", (0, 1), sequence), 5.0, parts)
 
 
-def test_groups_over_daemons_have_communicators_of_their_own() -> None:
+def test_groups_over_daemons_have_separate_communicators() -> None:
     communicators = new_communicators()
     sends = create_communicator(communicators, over_daemons("aa"))
     assert [(send.location.node, send.body["group"], send.body["devices"]) for send in sends] == [
@@ -208,7 +208,7 @@ def test_intended_end_of_a_device_process_aborts_an_idle_communicator_without_a_
     assert len(communicators) == 0 and communicators.aborts == 0 and not communicators.failed
 
 
-def test_processes_of_a_device_have_communicators_of_their_own() -> None:
+def test_processes_of_a_device_have_separate_communicators() -> None:
     """Two sessions use the same devices, one of them in separate processes."""
     communicators = new_communicators()
     communicators.submit(complete(process=1))
@@ -238,7 +238,7 @@ def test_reported_failure_aborts_every_rank_with_the_reason() -> None:
     assert history.operations[1].state == "failed"
 
 
-def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> None:
+def test_an_operation_that_does_not_finish_names_the_lagging_ranks() -> None:
     communicators = ready(4, 2, 3)
     for sequence in range(2, 5):
         communicators.submit(complete(4, 2, 3, sequence=sequence))
@@ -265,7 +265,7 @@ def test_errors_do_not_reveal_operations_of_other_sessions() -> None:
     assert "recorder" not in refusal.details and "sequence" not in refusal.details and "77" not in refusal.message
 
 
-def test_progress_is_recorded_when_all_ranks_are_through() -> None:
+def test_progress_is_recorded_when_all_ranks_have_finished() -> None:
     recorder = FlightRecorder()
     communicators = ready(recorder=recorder)
     history = recorder.history("s", (0, 1))

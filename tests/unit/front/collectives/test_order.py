@@ -54,7 +54,7 @@ class Ranks:
         return about_operations
 
 
-def test_operation_queued_behind_another_is_released_after_it() -> None:
+def test_operation_queued_after_another_is_released_after_it() -> None:
     """Device 1 has C first, and X behind C. If X were released first, it would block everything behind it on that
     device."""
     ranks = Ranks()
@@ -68,7 +68,7 @@ def test_operation_queued_behind_another_is_released_after_it() -> None:
     ]  # fmt: skip
 
 
-def test_operation_queued_behind_a_failed_one_is_released() -> None:
+def test_operation_queued_after_a_failed_one_is_released() -> None:
     ranks = Ranks()
     c, x = key(1, 2), key(0, 1)
     ranks.present(1, c, timeout=3)
@@ -91,7 +91,7 @@ def test_held_operation_fails_at_its_own_timeout() -> None:
     assert ops(ranks.present(2, c)) == [(1, "go"), (2, "go")]
 
 
-def test_crossed_operations_fail_at_once_on_all_ranks() -> None:
+def test_crossed_operations_fail_immediately_on_all_ranks() -> None:
     ranks = Ranks()
     a, b = key(0, 1, sequence=1), key(0, 1, sequence=2)
     ranks.present(0, a)

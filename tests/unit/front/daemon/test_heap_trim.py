@@ -37,7 +37,7 @@ def test_small_growth_costs_no_trimming() -> None:
     assert trimming.is_due(1, START + 2 * MIN_GROWTH_BYTES, 100.0 + SETTLE_S)
 
 
-def test_memory_in_use_is_tried_again_less_and_less_often() -> None:
+def test_trims_that_fail_for_memory_in_use_are_retried_with_growing_intervals() -> None:
     trimming = HeapTrimming()
     trimming.is_due(1, START, 0.0)
     trimmed = []
@@ -50,7 +50,7 @@ def test_memory_in_use_is_tried_again_less_and_less_often() -> None:
     assert set(intervals[4:]) == {MAX_INTERVAL_S}
 
 
-def test_memory_in_use_at_a_trimming_is_given_back_after_its_release() -> None:
+def test_memory_in_use_at_a_trim_is_returned_after_its_release() -> None:
     trimming = HeapTrimming()
     trimming.is_due(1, START, 0.0)
     held, left = START + 3 * MIN_GROWTH_BYTES, []

@@ -226,7 +226,7 @@ def test_time_that_is_used_up_by_a_lower_quota() -> None:
 # ---- the reloader ----
 
 
-def test_requests_during_a_reload_cause_one_more_reload() -> None:
+def test_requests_during_a_reload_cause_one_further_reload() -> None:
     async def scenario() -> None:
         reads, made = [0], []
         gate = threading.Event()

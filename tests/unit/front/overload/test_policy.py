@@ -38,7 +38,7 @@ def reached(reading: float) -> OverloadLevel:
 
 
 @given(READINGS)
-def test_level_rises_at_once_and_falls_slowly(course: list[tuple[float, float]]) -> None:
+def test_level_rises_immediately_and_falls_slowly(course: list[tuple[float, float]]) -> None:
     """Compares with the definition: a level ends only if every reading of the last HOLD_S was below its release
     threshold."""
     trigger, now, past = Trigger(FIRST, SECOND), 0.0, []

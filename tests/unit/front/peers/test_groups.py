@@ -131,7 +131,7 @@ def test_a_rank_that_withdraws(odd: int) -> None:
     run(work())
 
 
-def test_operation_behind_another_is_launched_after_it() -> None:
+def test_operation_queued_after_another_is_launched_after_it() -> None:
     async def work() -> None:
         async with pair() as both:
             for number, rows in enumerate((((1, []), (2, [[[], 1]])), ((2, []),))):
@@ -199,7 +199,7 @@ async def wait_until_presented(both: Pair) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 @both_loops
-def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
+def test_a_daemon_that_is_lost_is_noticed_immediately(dead: int, loop: str) -> None:
     async def work() -> None:
         async with pair() as both:
             await both.run(1)

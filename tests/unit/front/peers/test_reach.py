@@ -86,7 +86,7 @@ def test_all_unreachable_targets_give_the_same_error(pin: bytes) -> None:
     run(work())
 
 
-def test_attempts_are_limited_by_address_and_in_all() -> None:
+def test_attempts_are_limited_by_address_and_in_total() -> None:
     async def work() -> None:
         front = FakeFront("b", window=WINDOW)
         async with fronts(front), answering("closed") as one, answering("silent") as two:

@@ -234,7 +234,7 @@ def test_total_memory_is_reported_by_the_first_process() -> None:
     assert world.ledger.total == TOTAL, "it stays what it was"
 
 
-def test_a_second_process_is_granted_slabs_of_what_the_first_gives_back() -> None:
+def test_a_second_process_is_granted_slabs_of_the_memory_that_the_first_returns() -> None:
     world = World()
     first, second = world.start(), world.start()
     world.settle()
@@ -298,7 +298,7 @@ def test_a_quota_counts_for_all_processes_of_a_tenant() -> None:
     assert world.processes[stranger].used == 2000
 
 
-def test_a_holder_that_does_not_answer_is_done_without() -> None:
+def test_an_unresponsive_holder_is_not_waited_for() -> None:
     world = World()
     deaf, other = world.start(), world.start()
     world.settle()
@@ -314,7 +314,7 @@ def test_a_holder_that_does_not_answer_is_done_without() -> None:
     assert world.processes[other].unconfirmed, "it is answered again, though nothing has changed"
 
 
-def test_process_without_unused_memory_is_not_queried_again_at_once() -> None:
+def test_process_without_unused_memory_is_not_queried_again_immediately() -> None:
     world = World()
     full, other = world.start(), world.start()
     world.settle()

@@ -209,7 +209,7 @@ def test_process_without_credit_is_let_through_periodically() -> None:
     assert simulation.floods["flood"].used > 0.9 * simulation.now
 
 
-def test_an_idle_holder_passes_its_turn_at_once() -> None:
+def test_an_idle_holder_passes_its_turn_immediately() -> None:
     simulation = Simulation()
     for key in "abc":
         simulation.join(key, ProcessShare(key))

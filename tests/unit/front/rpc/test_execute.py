@@ -49,7 +49,7 @@ def test_attached_event_has_generation_and_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["batches", "bytes"])
-def test_a_full_window_pushes_back(tmp_path: Path, by: str) -> None:
+def test_a_full_window_applies_backpressure(tmp_path: Path, by: str) -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
         launcher.hold_acks = True

@@ -100,7 +100,7 @@ def test_acknowledged_responses_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full", ["number", "bytes"])
-def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: str) -> None:
+def test_full_reply_buffer_applies_backpressure_and_loses_nothing(tmp_path: Path, full: str) -> None:
     async def scenario() -> None:
         async with front(tmp_path, limits__max_batches_in_flight=8) as f:
             window(f, **({"max_kept": 4} if full == "number" else {"max_queued_bytes": 20}))

@@ -87,7 +87,7 @@ def test_ended_transfer_leaves_no_message(tmp_path: Path, transfer: Callable[[Fr
     run(scenario())
 
 
-def test_refused_call_is_released_at_once(tmp_path: Path) -> None:
+def test_refused_call_is_released_immediately(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             with uncollected():

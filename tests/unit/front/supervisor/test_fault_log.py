@@ -109,7 +109,7 @@ def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[st
     assert "SIGSEGV" in visible_to(BOB, [faults])[0]["detail"], "that says nothing of anybody"
 
 
-def test_faults_are_bounded_and_the_newest_comes_first() -> None:
+def test_faults_are_bounded_and_the_newest_is_listed_first() -> None:
     one, other = RecentFaults(0), RecentFaults(1)
     for number in range(100):
         (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, ALL_SESSIONS, {})
@@ -159,7 +159,7 @@ def test_a_tenant_finds_its_own_traces_only() -> None:
     }  # fmt: skip
 
 
-def test_traces_are_bounded_by_tenant_and_in_all() -> None:
+def test_traces_are_bounded_by_tenant_and_in_total() -> None:
     now = itertools.count()
     traces = RecentTraces(lambda _: None, lambda: float(next(now)))
     traces.add(trace(-1, "bob"))

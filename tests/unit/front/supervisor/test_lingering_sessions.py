@@ -186,7 +186,7 @@ def test_session_opened_during_the_grace_gets_the_next_process(by_tenant: bool) 
     run(scenario())
 
 
-def test_a_spare_process_takes_the_place() -> None:
+def test_a_spare_process_replaces_the_ended_one() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(HASTY, spare=True), deaf()) as n:
             await until(lambda: n.running == [1, 2])

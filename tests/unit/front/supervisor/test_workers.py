@@ -182,7 +182,7 @@ def test_an_idle_process_makes_room() -> None:
     run(scenario())
 
 
-def test_a_spare_process_takes_the_place_of_a_lost_one_at_once() -> None:
+def test_a_spare_process_replaces_a_lost_one_immediately() -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
         async with node(dataclasses.replace(PATIENT, spare=True), launcher) as n:
@@ -514,7 +514,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
     run(scenario())
 
 
-def test_several_culprits_speak_against_the_device() -> None:
+def test_faults_of_several_sessions_fence_the_device() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(PATIENT, max_restarts=1)) as n:
             for generation in (1, 2):

@@ -87,7 +87,7 @@ def test_a_rank_on_another_machine_is_refused() -> None:
     shared_segment.release(descriptor)
 
 
-def test_a_segment_that_is_gone_is_refused() -> None:
+def test_a_removed_segment_is_refused() -> None:
     descriptor = shared_segment.create(2, find_toolchain())
     shared_segment.release(descriptor)
     shared_segment.release(descriptor)
