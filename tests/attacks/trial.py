@@ -1,4 +1,4 @@
-"""An attack on a daemon, beside a well-behaved tenant."""
+"""An attack on a daemon that also serves a well-behaved tenant."""
 
 from __future__ import annotations
 

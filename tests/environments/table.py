@@ -178,7 +178,7 @@ class Environment:
     root: bool = False
     """True if only root can enter it."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables; `{scratch}` stands for the scratch directory."""
+    """Environment variables; `{scratch}` is replaced by the scratch directory."""
     options: tuple[str, ...] = ()
     """Options of pytest."""
     beside: int = 0

@@ -1,4 +1,4 @@
-"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that must hold whatever was sent."""
+"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that must hold after any input."""
 
 from __future__ import annotations
 

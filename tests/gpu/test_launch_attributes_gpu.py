@@ -229,7 +229,7 @@ def test_a_programmatic_launch_after_a_fill(bench: Bench) -> None:
 
 
 def test_work_after_a_programmatic_launch_waits_for_its_predecessors_too(bench: Bench) -> None:
-    """A kernel that never waits may end first. What follows it still runs after both: memory can be given away."""
+    """A kernel that never waits may end first. Later work still runs after both, so that memory can be reused."""
     needs(bench, "programmatic_launch")
     server, other = bench.server, bench.server.create_stream()
     for use in ("event", "fill", "kernel", "signal"):

@@ -1,4 +1,4 @@
-"""Modules on a real GPU: code from compile workers, code that is refused before the driver reads it, and loads beside
+"""Modules on a real GPU: code from compile workers, code that is refused before the driver reads it, and loads during
 running kernels."""
 
 from __future__ import annotations
@@ -248,5 +248,5 @@ def test_first_launch_of_a_kernel_does_not_wait_for_running_work(
     for each in (module, spin.module):
         server.unload(each)
     server.destroy_stream(other)
-    assert still, f"something has waited for the kernel that was running: {steps}"
+    assert still, f"a call waited for the running kernel: {steps}"
     assert max(steps.values()) < SPUN_S / 4

@@ -171,7 +171,7 @@ class Launcher:
 
 @pytest.mark.parametrize("size", [64 * MIB, GIB])
 def test_locking_of_pages_and_latency_of_other_clients(daemon: DaemonProcess, size: int) -> None:
-    """Measures the locking and unlocking of pages beside a client that launches and waits."""
+    """Measures the locking and unlocking of pages while a client launches and waits."""
     with Launcher(daemon) as other:
         quiet = time.perf_counter() - 0.2
         begun = time.perf_counter()

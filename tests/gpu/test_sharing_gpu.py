@@ -1,7 +1,7 @@
-"""Sharing of a GPU: shares by weight within a process and between processes, and latency beside a flood.
+"""Sharing of a GPU: shares by weight within a process and between processes, and latency during a flood.
 
-The duration of kernels is measured by the GPU's own clock. Kernels of a flood fill the device, so that nothing else
-runs beside them on the multiprocessors.
+The duration of kernels is measured by the GPU's own clock. Kernels of a flood fill the device, so that no other kernel
+runs on the multiprocessors at the same time.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Child:
         self.errors += self._last["errors"]
 
     def tend(self) -> None:
-        """Kills the process if it is due, and starts it again if it has ended."""
+        """Kills the process at its scheduled time, and starts it again if it has ended."""
         if self.kind in KILLED and time.monotonic() > self.next_kill:
             self.next_kill = time.monotonic() + random.uniform(*KILL_S)
             self._spent += cpu(self.process.pid)

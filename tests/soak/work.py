@@ -89,7 +89,7 @@ def launches(client: Client) -> Rounds:
 
 
 def transfers(client: Client) -> Rounds:
-    """Uploads and downloads of all sizes, inline and streamed, several at once."""
+    """Uploads and downloads of all sizes, inline and streamed, several concurrently."""
     with client.connect(name="soak transfers") as node:
         gpu = client.device(node)
         while True:

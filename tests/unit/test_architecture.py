@@ -1,7 +1,7 @@
 """Checks that docs/architecture.md and CONTRIBUTING.md name files, folders, classes and functions that exist, and that
 they name every package.
 
-A name in backticks directly behind a link to a file, or a comma-separated list of such names, must be defined in that
+A name in backticks directly after a link to a file, or a comma-separated list of such names, must be defined in that
 file.
 """
 
@@ -31,7 +31,7 @@ TABLES = {
 
 
 def links(page: Path) -> list[tuple[str, Path, list[str]]]:
-    """Returns (text, target, names behind the link) of each link to a file of the repository."""
+    """Returns (text, target, names after the link) of each link to a file of the repository."""
     found = LINK.findall(page.read_text())
     return [(text, (page.parent / to).resolve(), re.findall(r"`(.+?)`", names)) for text, to, names in found]
 
@@ -63,7 +63,7 @@ def layers(contract: str) -> list[str]:
 
 
 def rows(heading: str) -> list[tuple[str, str]]:
-    """Returns (text, target) of the links in the first column of the first table behind `heading`."""
+    """Returns (text, target) of the links in the first column of the first table after `heading`."""
     behind = ARCHITECTURE.read_text().partition(f"\n{heading}")[2]
     table = re.search(r"(?:^\|.*\n)+", behind, re.MULTILINE)
     assert table is not None, heading
@@ -84,7 +84,7 @@ def test_every_name_after_a_link_is_in_that_file(page: Path) -> None:
     named = [(target, name) for _, target, names in links(page) for name in names]
     assert len(named) > 8
     for target, name in named:
-        assert target.is_file(), f"{page.name}: {name} is said to be in {target}, which is no file"
+        assert target.is_file(), f"{page.name}: {name} is listed for {target}, which is no file"
         if target.suffix == ".py":
             assert name in defined(target), f"{page.name}: {target.relative_to(ROOT)} has no {name}"
         else:

@@ -84,7 +84,7 @@ def _hold(context: Context, daemon: Daemon, count: int) -> tuple[int, int]:
 
 
 def hold(target: str, sessions: int) -> int:
-    """Opens `sessions` sessions, uses their device, and closes them when the parent says so."""
+    """Opens `sessions` sessions, uses their device, and closes them at the parent's signal."""
     import hearth
     from tests.bench.kernels import saxpy_on
     from tests.bench.worker import ready

@@ -80,13 +80,13 @@ def test_array_of_gpu_memory_is_read_by_a_thread(daemon: DaemonProcess, fake: Fa
             x = gpu.asarray(given)
             del given
             gc.collect()
-            y = x.copy()  # ordered behind the upload
+            y = x.copy()  # ordered after the upload
             turns = 0
             for _ in range(20):
                 await asyncio.sleep(0.001)
                 turns += 1
-            assert turns == 20 and not fake.may.is_set(), "the loop was held up"
-            assert kept() is not None, "the array went before it was read"
+            assert turns == 20 and not fake.may.is_set(), "the loop was blocked"
+            assert kept() is not None, "the array was freed before it was read"
             fake.may.set()
             np.testing.assert_array_equal(await y.get(), host)
             np.testing.assert_array_equal(await x.get(), host)

@@ -154,7 +154,7 @@ def test_a_mistake_is_reported_with_its_exit_status(
 
 
 def test_status_of_a_draining_daemon(places: Places, capsys: Any) -> None:
-    """`hearth status` opens no session, so it is answered; its exit status says that the daemon is not ready."""
+    """`hearth status` opens no session, so it is answered; its exit status shows that the daemon is not ready."""
     status = main.main(["status", places.strict, "--ca", places.ca, "--token", places.token])
     written = capsys.readouterr()
     assert (status, written.err) == (1, "") and ": draining\n" in written.out

@@ -82,7 +82,7 @@ def test_read_only_commands_open_no_session(daemon: DaemonProcess, run: Command)
             assert run(*arguments, target).status == 0
     daemon.connect().close()
     wait_until(lambda: daemon.log().count('"session_open"') > before, "the log")
-    assert daemon.log().count('"session_open"') == before + 1, "the test's own"
+    assert daemon.log().count('"session_open"') == before + 1, "only the session that the test itself opened"
 
 
 def test_published(start_daemon: StartDaemon, run: Command) -> None:

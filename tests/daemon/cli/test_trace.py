@@ -111,7 +111,7 @@ def test_trace_file_has_all_sessions_of_the_program(daemon: DaemonProcess, trace
             x = node.device(0).zeros(16, np.int32)
             common(node.device(0), "add_one")((1,), (16,), (x, np.int32(16)))
         second.close()
-        assert launches(read(traced)) == {"add_one": 1}, "each end writes what there is"
+        assert launches(read(traced)) == {"add_one": 1}, "each end of a session writes the records so far"
     assert launches(read(traced)) == {"add_one": 2}
     with daemon.connect():
         pass

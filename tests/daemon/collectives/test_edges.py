@@ -1,4 +1,4 @@
-"""Edge cases of collectives: their memory, many at once, in every order, beside other work."""
+"""Edge cases of collectives: their memory, many concurrent ones, in every order, concurrently with other work."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_freed_memory_is_kept_until_the_operation_ends(ranks: Ranks) -> None:
 
 
 def test_dropped_arrays(three: DaemonProcess) -> None:
-    """The memory of arrays that the client drops is freed after the last reference is gone."""
+    """The memory of arrays that the client drops is freed after the last reference is dropped."""
     with three.connect() as node:
         group = hearth.Group(node.devices[:3])
         for turn in range(10):
@@ -163,7 +163,7 @@ MANY = 10_000
 
 @pytest.mark.parametrize("many", [MANY, 0], ids=["ten thousand", "as many as are allowed"])
 def test_large_batches(ranks: Ranks, many: int) -> None:
-    """More operations than allowed are refused at once, with the allowed number; that number works, and quickly."""
+    """More operations than allowed are refused immediately, with the allowed number; that number works, and quickly."""
 
     def present(many: int) -> list[list[Refusal]]:
         number = ranks.next()
@@ -223,7 +223,7 @@ GROUPS = [(0, 1), (1, 2), (0, 2), (0, 1, 2), (2, 1, 0), (1, 0)]
 
 
 def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
-    """Four clients, each with two threads and with groups that share devices, all at once: no deadlock, no wrong
+    """Four concurrent clients, each with two threads and with groups that share devices: no deadlock, no wrong
     result."""
     over = threading.Event()
 
@@ -264,7 +264,7 @@ def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
 
 
 def test_commands_after_a_late_group_delay_no_other(three: DaemonProcess) -> None:
-    """Rank 1 has two operations behind each other on one stream, the first with a device that has not presented its
+    """Rank 1 has two consecutive operations on one stream, the first with a device that has not presented its
     part. If the second were launched first, an operation of another session would be launched before it on one device
     and after it on the other."""
     with Ranks(three, 3) as ranks, Ranks(three, 3) as others:
@@ -316,7 +316,7 @@ def test_refused_rank_fails_the_others_immediately(ranks: Ranks) -> None:
 
 
 def test_queues_longer_than_the_limit_of_presented_operations(three: DaemonProcess) -> None:
-    """Two sessions, each with more operations than the device process presents at once, in opposite orders."""
+    """Two sessions, each with more operations than the device process presents together, in opposite orders."""
     with three.connect() as one, three.connect() as other, ThreadPoolExecutor(2) as pool:
 
         def work(node: hearth.Node, order: int) -> list[int]:

@@ -96,7 +96,7 @@ def test_missing_rank_is_named_in_time_and_the_daemon_continues(ranks: list[Exec
     assert 0.25 < time.monotonic() - began < LATE
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert refusal.details["missing"] == "1" and "devices 1" in refusal.message
-    ranks[1].batch(part(1, timeout=20))  # too late: refused at once
+    ranks[1].batch(part(1, timeout=20))  # too late: refused immediately
     assert failure(ranks[1]).reason == Reason.COLLECTIVE_TIMEOUT
     for stream in ranks:
         stream.batch(part(1, sequence=2))

@@ -25,7 +25,7 @@ EXPOSED: dict[str, Any] = {"listen": {"lanes": "0.0.0.0:0"}, "insecure": True, "
 
 @pytest.fixture
 def started(cache: Path, lent_nodes: LentNodes) -> Iterator[Any]:
-    """Yields a function that starts daemons, which must leave nothing behind. Daemons without a special configuration
+    """Yields a function that starts daemons, which must leave no resources. Daemons without a special configuration
     are lent."""
     with ExitStack() as stack:
         count = 0

@@ -91,7 +91,7 @@ def test_mismatched_sends_and_receives(ranks: Ranks, what: str) -> None:
         assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.fix, refusal
         if what in ("count", "dtype"):
             assert refusal.details["field"] == what
-            assert refusal.details["odd_rank"] == "0, 1", "neither is more right than the other"
+            assert refusal.details["odd_rank"] == "0, 1", "with two ranks, both are named"
     ranks.work()
 
 

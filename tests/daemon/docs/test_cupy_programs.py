@@ -1,4 +1,4 @@
-"""The programs of docs/examples/coming-from-cupy print what they say, and differ from CuPy's in their head only."""
+"""The programs of docs/examples/coming-from-cupy print the stated output, and differ from CuPy's in their head only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(path: Path) -> Program:
         text,
         re.DOTALL,
     )
-    assert found, "the program has not the parts that the others have"
+    assert found, "the program does not have the parts of the other programs"
     prints, cupys, _, rest = found.groups()
     return Program([line.strip() for line in prints.splitlines()], re.sub("^#(     )?", "", cupys, flags=re.M), rest)
 

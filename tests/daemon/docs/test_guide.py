@@ -44,7 +44,7 @@ def program_of(title: str, place: int = 0, page: str = GUIDE) -> str:
 
 @pytest.fixture
 def run(reader_python: Callable[[str], Path]) -> Run:
-    """Returns a function that runs a program, with what the guide says to install, and returns the lines printed."""
+    """Returns a function that runs a program with the packages of the guide, and returns the printed lines."""
     python = reader_python(GUIDE)
 
     def of_program(code: str, daemon: DaemonProcess) -> list[str]:

@@ -130,7 +130,7 @@ def test_faulting_session_is_quarantined_and_its_neighbour_continues(start_daemo
         error = culprit.lost()
         assert error.details["kernels"] == "wild"
         error = bystander.lost()
-        assert error.details["kernels"] == "wild", "it hears who did it"
+        assert error.details["kernels"] == "wild", "the error names the kernel that caused the loss"
         bystander.again()
         if not fault:
             culprit.again()

@@ -169,7 +169,7 @@ def test_a_client_that_stops_waiting_drops_nothing(daemon: DaemonProcess) -> Non
 
 
 def excess(counted: Counted, daemon: DaemonProcess, timeout: float) -> Refusal | None:
-    """Makes as many calls as may wait, and one more; returns its refusal after the deadlines of the others. Returns
+    """Makes as many calls as may wait, and another one; returns its refusal after the deadlines of the others. Returns
     None if they had passed before, because the machine was busy."""
     waiting = daemon.gauge("commands_waiting")
     calls = [counted.launch(future=True, timeout=timeout) for _ in range(MAX_CALLS)]

@@ -1,4 +1,4 @@
-"""Conditional nodes: bodies that each launch of a graph runs if a value on the device says so."""
+"""Conditional nodes: bodies that each launch of a graph runs depending on a value on the device."""
 
 from __future__ import annotations
 

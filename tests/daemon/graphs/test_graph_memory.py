@@ -60,7 +60,7 @@ def test_each_launch_copies_from_and_to_the_same_pinned_arrays(
         expected[100:116] = np.stack([np.zeros(8, np.int32), source[:32:4]], 1).ravel()
         np.testing.assert_array_equal(target, expected)
         target[:] = 0
-    graph.launch(3)  # copies of one launch are behind those of the launch before
+    graph.launch(3)  # copies of one launch follow those of the previous launch
     assert (x.get() == -5 * np.arange(3, 3 + N) + 1).all()
 
 

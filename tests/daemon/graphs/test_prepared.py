@@ -65,7 +65,7 @@ def test_a_list_given_as_one(gpu: hearth.Device) -> None:
 
 
 def test_arguments_that_only_the_list_holds(gpu: hearth.Device) -> None:
-    """Arrays that the program drops, before and after the list is made, live as long as the list."""
+    """Arrays that the program drops, before and after the list is made, are kept as long as the list."""
     add_one = common(gpu, "add_one")
     in_use = gpu.memory_usage().bytes_in_use
     y = gpu.zeros(N, np.int32)

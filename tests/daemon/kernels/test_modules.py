@@ -223,7 +223,7 @@ def test_the_cache_survives_the_daemon_and_damage(
     directory = tmp_path / "private"
     directory.mkdir(mode=0o700)
     saxpy_works(gpu)
-    for made in cache.iterdir():  # keeps what the CPU backend builds only once, because building takes long
+    for made in cache.iterdir():  # keeps the files that the CPU backend builds only once, because building takes long
         if made.is_dir() and len(made.name) > 2 and not made.name.startswith("."):
             shutil.copytree(made, directory / made.name)
 
@@ -343,8 +343,8 @@ def test_invalid_code_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
 
 
 def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None:
-    """The handle is invalid at once, and so are those of its functions and variables; the code is unloaded after the
-    kernel has ended."""
+    """The handle is invalid immediately, and so are those of its functions and variables; the code is unloaded after
+    the kernel has ended."""
     code = """
     __device__ int step = 5;
     extern "C" __global__ void late(int* x, long long cycles) {
@@ -375,7 +375,7 @@ def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None
     answer = stream.ask(c.Command(read=c.Read(buffer=flag, size=4)))
     assert answer.read.data == struct.pack("<i", 5), answer
     again = c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=code.encode())
-    assert stream.ask(c.Command(load_module=again)).HasField("module"), "its number is free again"
+    assert stream.ask(c.Command(load_module=again)).HasField("module"), "its number can be used again"
 
 
 @on_gpu

@@ -224,7 +224,7 @@ def test_failure_before_dispatch_is_still_reported_by_sync(gpu: hearth.Device, k
     assert (out == 1).all()
     with pytest.raises(hearth.LaunchError, match="4096") as told:
         gpu.synchronize()
-    assert len(told.value.failures) == 1, "the dispatch's own failure is not told twice"
+    assert len(told.value.failures) == 1, "the dispatch's own failure is not reported twice"
     (out,) = gpu.dispatch(kernel("identity"), 1, 64, [spoiled, Out(8, np.int32), n])
     assert (out == 0).all()
 
@@ -239,7 +239,7 @@ def test_failed_dispatch_names_the_failure_it_depends_on(stream: Execute, raw: R
     assert refusal.reason == Reason.DEPENDENCY_FAILED
     assert refusal.details["cause"] == Reason.OUT_OF_BOUNDS and refusal.details["cause_command"] == "fill"
     (failure,) = stream.failures()
-    assert failure.command == "fill", "the dispatch's own failure was told to its caller alone"
+    assert failure.command == "fill", "the dispatch's own failure was reported to its caller only"
     assert list(stream.ask(command).dispatch.outputs) == [bytes(16)]
 
 
@@ -305,7 +305,7 @@ def test_arguments_that_do_not_fit_the_kernel(gpu: hearth.Device, kernel: Kernel
     with pytest.raises(hearth.LaunchError, match="argument 2 has 8 bytes; the kernel's parameter has 4") as caught:
         gpu.dispatch(kernel("identity"), (1, 2**30), 2000, [x, Out(4, np.int32), 4.0])
     message = str(caught.value)
-    assert "2000" in message and str(2**30) in message, "all errors are reported at once"
+    assert "2000" in message and str(2**30) in message, "all errors are reported together"
     assert daemon.counter("kernel_launches", 0) == before
 
 

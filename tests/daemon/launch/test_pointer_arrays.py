@@ -90,7 +90,7 @@ def test_a_linked_list_of_structures_keeps_its_targets(gpu: hearth.Device) -> No
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_launches_are_ordered_by_the_targets(gpu: hearth.Device, nested: bool) -> None:
-    """The second stream reads, through arrays of pointers, what the first one writes; later writes wait for it."""
+    """The second stream reads, through arrays of pointers, the values that the first one writes; later writes wait."""
     copy = gpu.RawKernel(
         'extern "C" __global__ void copy(void* from, int deep, int* out)'
         " { *out = deep ? ***(int***)from : **(int**)from; }",
@@ -197,7 +197,7 @@ def test_invalid_targets(pair: list[hearth.Device]) -> None:
 
 
 def test_the_command_and_its_refusals(raw: Raw) -> None:
-    """The daemon checks what the Python client checks itself, and takes pointers into the buffer itself."""
+    """The daemon repeats the checks of the Python client, and accepts pointers into the buffer itself."""
     x, rows, unfilled = raw.buffer(bytes(12)), raw.buffer(bytes(24)), raw.buffer(bytes(16))
     target = c.WritePointers.Target
 

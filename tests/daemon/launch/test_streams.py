@@ -71,7 +71,7 @@ def test_a_shared_buffer_orders_streams(gpu: hearth.Device) -> None:
     gpu.synchronize()
     with gated(gpu) as gate:
         gate.hold(x, stream=first)
-        y.copy_from(x, stream=second)  # behind the write
+        y.copy_from(x, stream=second)  # after the write
         x.fill(100, stream=second)
         assert not second.done
         gate.open()

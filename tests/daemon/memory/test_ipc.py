@@ -187,7 +187,7 @@ def test_unexportable_arrays_are_refused(gpu: hearth.Device, daemon: DaemonProce
 
 
 def test_exported_arrays_cannot_be_published(gpu: hearth.Device) -> None:
-    """A process that has mapped the memory may write to it, whatever it promises; a copy belongs to the session
+    """A process that has mapped the memory may write to it at any time; a copy belongs to the session
     alone."""
     x = gpu.asarray(HOST)
     x.ipc().close()

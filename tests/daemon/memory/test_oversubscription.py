@@ -233,7 +233,7 @@ def test_a_quota_in_a_process_that_tenants_share(start_daemon: StartDaemon) -> N
         node.device(0).synchronize()
         hold(same.device(0), 45)
         gpu = same.device(0)
-        for _ in range(20):  # the session frees before it allocates again, and meets no shortage
+        for _ in range(20):  # the session frees before it allocates again, so memory is sufficient
             array = gpu.empty(45 * MIB, np.uint8)
             del array
         gpu.synchronize()

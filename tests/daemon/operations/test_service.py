@@ -117,7 +117,7 @@ def test_probes_and_status(daemon: DaemonProcess, node: hearth.Node) -> None:
     assert session["connected"] and session["devices"] == [0]
     assert session_of(node).token not in daemon.get("/status").body
     told = node.status()
-    assert told.keys() == status.keys() and told["devices"][0].keys() == device.keys(), "over gRPC the same"
+    assert told.keys() == status.keys() and told["devices"][0].keys() == device.keys(), "gRPC returns the same document"
     assert told["started_unix"] == status["started_unix"]
     assert node.session_id in [entry["id"] for entry in told["sessions"]]
     assert daemon.get("/nothing").status == 404

@@ -1,4 +1,4 @@
-"""The Cancel command and the call that makes it take effect at once, message by message."""
+"""The Cancel command and the call that makes it take effect immediately, message by message."""
 
 from __future__ import annotations
 

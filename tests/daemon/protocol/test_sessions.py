@@ -160,7 +160,7 @@ def test_session_ends_after_its_lease_without_a_client(brief: DaemonProcess, sta
 
 
 def used_session(daemon: DaemonProcess) -> Raw:
-    """Returns a session with a buffer, which its client does not use any more. Opens another one if the lease, which
+    """Returns a session with a buffer, which its client no longer uses. Opens another one if the lease, which
     may be short, ends before the session has its buffer."""
     while True:
         raw = Raw(daemon.unix)
@@ -278,7 +278,7 @@ def test_calls_of_a_session_are_bounded(raw: Raw) -> None:
             timeout_ns=60 * 10**9,
         ),
     )  # fmt: skip
-    # its other rank never presents its part; all other work queues behind it
+    # its other rank never presents its part; all other work queues after it
     waiting = raw.device.AllReduce.future(request)
     sync = device_pb2.SyncRequest(target=raw.target(), command=c.Sync())
     calls = [raw.device.Sync.future(sync) for _ in range(400)]

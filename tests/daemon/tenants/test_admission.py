@@ -79,7 +79,7 @@ def answered(daemon: DaemonProcess, path: bytes | str, body: bytes = b"", **more
     try:
         stream = one.call(path, body, **more)
         one.pump(Until(WAIT), 1)
-        assert one.ended, "no answer came"
+        assert one.ended, "no answer arrived"
         return status(one.answers.get(stream, b"")), one.sent
     finally:
         one.close()

@@ -118,7 +118,7 @@ def test_repeated_failures_are_answered_with_a_delay(guarded: DaemonProcess) -> 
         by_tcp(guarded, WHOLE).close()
         return time.monotonic() - begin
 
-    # on a busy machine some calls take that long by themselves
+    # on a busy machine some calls take that long in any case
     assert steady(comes, lambda seconds: seconds < 0.3, times=30) < 0.3
 
 
@@ -311,7 +311,7 @@ def test_configured_user_missing_on_the_host(tmp_path: Path) -> None:
         assert done.returncode == 2 and "no-user-of-this-name" in done.stderr and "Traceback" not in done.stderr
 
 
-# ---- what tenants see of each other ----
+# ---- visibility between tenants ----
 
 
 def test_tenants_do_not_see_each_other(guarded: DaemonProcess, tokens: dict[str, str]) -> None:

@@ -107,7 +107,7 @@ def test_without_lanes(daemon: DaemonProcess, rings: Rings) -> None:
 
 
 def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a kernel no slot is returned: copies without a slot are sent in batches."""
+    """While a kernel runs, no slot is returned: copies without a slot are sent in batches."""
     x = formed(fresh, rings)
 
     def wait(*_: object) -> bool:

@@ -217,7 +217,7 @@ def test_commands_over_lanes_that_are_cut(daemon: DaemonProcess, monkeypatch: py
     assert all((mine == theirs).all() for mine, theirs in zip(read, expected[0], strict=True))
     assert all((mine == theirs).all() for mine, theirs in zip(final, expected[1], strict=True))
     assert cutter.cuts > 3 and len(took) > 3
-    assert statistics.median(took) < 2000  # a stream that is not attached in time is given up after 3 s
+    assert statistics.median(took) < 2000  # a stream that is not attached in time is abandoned after 3 s
 
 
 def test_idle_lane_that_is_cut(daemon: DaemonProcess) -> None:

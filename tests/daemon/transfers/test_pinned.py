@@ -201,7 +201,7 @@ def test_import_loads_no_shared_memory_modules() -> None:
 
 
 def test_pinned_uploads_do_not_wait_long_for_anything(gpu: hearth.Device) -> None:
-    """Two hundred copies at once, none of which the device has started."""
+    """Two hundred concurrent copies, none of which the device has started."""
     host = pinned(noise(KIB64))
     x, order = gpu.zeros((200, KIB64), np.uint8), gpu.zeros(1, np.int32)
     gpu.asarray(host)

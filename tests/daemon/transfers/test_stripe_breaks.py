@@ -133,7 +133,7 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
 
 
 def test_one_stripe_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """The other stripes take over its chunks."""
+    """The other stripes transfer its chunks."""
 
     def plan(number: int) -> Budget:
         return Budget(up=3 * MIB) if number == 1 else Budget()
@@ -181,7 +181,7 @@ def test_lost_completion_report_is_repeated(
 
     monkeypatch.setattr(StripedUpload, "chunk_acknowledged", taken)
     with connect(lossy.grpc, count) as node:
-        for _ in range(30):  # what is said on the others may come sooner
+        for _ in range(30):  # messages on the other stripes may arrive sooner
             move(node.device(0), 20 * MIB)
             if deaf:
                 break

@@ -130,7 +130,7 @@ def test_dispatch_with_outputs_over_different_paths(gpu: hearth.Device) -> None:
 
 
 def test_transfers_keep_the_order_of_the_stream(gpu: hearth.Device) -> None:
-    """Many writes to one buffer, each with a read behind it."""
+    """Many writes to one buffer, each followed by a read."""
     x = gpu.empty(10 * MIB, np.uint8)
     for seed in range(6):
         host = values(10 * MIB, seed)

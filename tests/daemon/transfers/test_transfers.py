@@ -1,4 +1,4 @@
-"""Uploads and downloads of every size, many at once, from many threads."""
+"""Uploads and downloads of every size, many concurrently, from many threads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_copy_of_more_than_2_gib(gpu: hearth.Device) -> None:
 
 
 def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
-    """All reads wait behind a kernel that has not ended, and each gets its own bytes."""
+    """All reads wait for a kernel that has not ended, and each gets its own bytes."""
     hosts = [noise(1000 + 37 * index, index) for index in range(100)]
     arrays = [gpu.asarray(host) for host in hosts]
     order = gpu.zeros(1, np.int32)
@@ -99,7 +99,7 @@ def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
 
 
 def test_a_thousand_reads_outstanding_on_one_session(raw: Raw) -> None:
-    """All reads are in one batch, more than a stream accepts at once; each is answered with its own bytes."""
+    """All reads are in one batch, more than a stream accepts; each is answered with its own bytes."""
     data = noise(4000, 5).tobytes()
     buffer = raw.buffer(data)
     with raw.execute() as stream:
@@ -202,7 +202,7 @@ def test_an_upload_that_breaks_off_fails_its_write_only(raw: Raw) -> None:
         stream.batch(c.Command(write=c.Write(buffer=buffer, size=100, transfer=transfer)))
         upload = raw.device.Upload.future(messages())
         assert sent.wait(30)
-        # answered behind the upload on the connection: an upload that has not arrived could not be cancelled
+        # answered after the upload on the connection: an upload that has not arrived could not be cancelled
         for _ in range(3):
             raw.call("MemoryUsage", c.MemoryUsage())
         arrived.set()

@@ -63,7 +63,7 @@ def test_no_progress_is_shown_by_default(terminal: Terminal, clock: Clock) -> No
     assert progress.reporter(None, "upload") is None
     assert progress.reporter(False, "upload") is None
     with hearth.show_progress():
-        assert progress.reporter(False, "upload") is None, "the call itself says no"
+        assert progress.reporter(False, "upload") is None, "the call itself disables it"
         assert progress.reporter(None, "upload") is not None
     assert progress.reporter(None, "upload") is None
     assert terminal.getvalue() == ""

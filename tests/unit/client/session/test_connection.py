@@ -492,7 +492,7 @@ def test_a_part_is_made_once_and_ends_with_its_connection(daemon: FakeDaemon) ->
         part = connection.part(Part)
         assert connection.part(Part) is part and part.connection is connection and not part.heard
     assert part.heard == ["close"]
-    assert connection.part(Part) is part, "what was made is there, closed"
+    assert connection.part(Part) is part, "the existing part is returned, closed"
     with pytest.raises(hearth.ClosedError):
         connection.part(Another)
     assert list(connection.parts) == [Part]

@@ -126,7 +126,7 @@ def test_the_memory_is_kept_until_the_answer_has_arrived(daemon: Daemon, gpu: he
     daemon.lose_on = "sync"
     with pytest.raises(hearth.DeviceLostError):
         gpu.synchronize()
-    assert segment.spoiled, "the device process may still be at it"
+    assert segment.spoiled, "the device process may still be copying"
 
 
 def test_unexpected_answers_raise_errors(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:

@@ -270,7 +270,7 @@ def test_cancelled_pieces_of_a_stalled_copy_are_reported_by_the_rest() -> None:
 
 @pytest.mark.parametrize("size", [100, 5000], ids=["inline", "transfer"])
 def test_the_rest_of_a_copy_names_the_same_copy(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Whatever its route."""
+    """The rest of a split copy is sent inline or as a transfer."""
     sent: list[commands_pb2.Command] = []
     moved = shared.Moved(40, split=(9, size))
     monkeypatch.setattr(shared, "move", lambda *_, **__: moved)

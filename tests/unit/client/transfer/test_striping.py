@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets stripes take their time to open, as on a busy machine."""
+    """Allows stripes more time to open, as is needed on a busy machine."""
     monkeypatch.setattr(stripe_pool, "OPEN_S", 60.0)
     monkeypatch.setattr(stripe_pool, "_GATHER_S", 60.0)
 

@@ -71,7 +71,7 @@ def test_operations_gathered_during_two_unanswered_messages_are_sent_as_one() ->
     assert desk.settle() == [10]
     assert desk.sent[-1]["sequence"] == 3 and desk.sent[-1]["behind"] == [[(0, 1), 2]]
     desk.add(3)
-    assert desk.settle() == [], "the second and the third message have no answer now"
+    assert desk.settle() == [], "the second and the third message have no answer yet"
     desk.answered = 2
     assert desk.settle() == [3]
 

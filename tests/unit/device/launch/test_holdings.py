@@ -25,7 +25,7 @@ class Keeper:
 
     def unhold(self, *session_and_thing: Any) -> None:
         thing = session_and_thing[-1]
-        assert self.held[thing], "let go of what is not held"
+        assert self.held[thing], "released although it is not held"
         self.held[thing] -= 1
 
 

@@ -1,6 +1,6 @@
 """Validated launches of instrumented modules: the access table is sent, fetched and reported.
 
-The CPU backend stands for a GPU here: its kernel checks its accesses as instrumented PTX does.
+The CPU backend simulates a GPU here: its kernel checks its accesses as instrumented PTX does.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ def test_sessions_take_turns_and_each_is_notified_of_its_frees() -> None:
     assert bench.deferred_free.after_all(lambda: notified.append("all"))
     bench.deferred_free.pump()
     bench.deferred_free.pump()
-    assert {session for session, _ in bench.freed_items} == {"a", "b"}, "neither waits for the whole of the other"
+    assert {session for session, _ in bench.freed_items} == {"a", "b"}, (
+        "neither session waits for all frees of the other"
+    )
     bench.finish()
     for session in "ab":
         assert [number for owner, number in bench.freed_items if owner == session] == list(range(4 * FEW))
@@ -156,7 +158,7 @@ def test_end_of_a_session_is_reported_when_all_is_free(rig: Rig[CpuServer]) -> N
 
 
 def test_end_of_a_session_waits_for_its_frees(rig: Rig[CpuServer]) -> None:
-    """Some frees are under way, others wait behind a write whose bytes never arrive."""
+    """Some frees are in progress, others wait for a write whose bytes never arrive."""
     fill_up(rig)
     rig.batch(
         c.Command(create_stream=c.CreateStream(stream=5)),

@@ -25,7 +25,7 @@ def test_order_and_start_of_the_first_urgent_wait() -> None:
 def test_many_patient_waits_become_urgent() -> None:
     queue: IdleQueue[int] = IdleQueue()
     waiters = [queue.add(number, float(number), urgent=False) for number in range(MAX_BACKGROUND + 3)]
-    assert queue.urgent_since == MAX_BACKGROUND, "since there was one too many"
+    assert queue.urgent_since == MAX_BACKGROUND, "since one exceeded the limit"
     queue.add(-1, 1000.0, urgent=True)
     assert queue.urgent_since == MAX_BACKGROUND
     for waiter in waiters[:3]:

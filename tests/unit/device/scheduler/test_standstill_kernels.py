@@ -1,4 +1,4 @@
-"""A full stream: commands behind it stay in the queue while the stream makes progress, and are deferred afterwards."""
+"""A full stream: later commands stay in the queue while the stream makes progress, and are deferred afterwards."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Standing(Laned):
         super().__init__(Gated)
 
     def let(self, launches: int = 1 << 40) -> None:
-        """Allows that many more launches to run."""
+        """Allows `launches` further launches to run."""
         self.server.let(launches)
 
     def stand(self, seconds: float) -> None:
-        """Changes how long queues stand still, those of open sessions and of later ones."""
+        """Changes the time for which queues wait, for open sessions and later ones."""
         sharing = self.process.executor.sharing
         sharing.standstill_s = seconds
         for backlog in tuple(sharing.backlogs.values()):

@@ -29,7 +29,7 @@ def test_a_window_that_is_not_open_is_not_closed() -> None:
             blocks.leave()
         assert caught.value.reason is Reason.INVALID_ARGUMENT and caught.value.fix
     blocks.enter()
-    assert blocks.window, "what was refused changed nothing"
+    assert blocks.window, "the refused command changed nothing"
 
 
 def test_only_the_exact_size_is_reused() -> None:

@@ -1,4 +1,4 @@
-"""Slots for chunks: none has two users, none is lost, and copies leave some for chunks that are sent at once."""
+"""Slots for chunks: none has two users, none is lost, and copies leave some for chunks that are sent immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short reads, alone and behind other commands of their batch."""
+"""Short reads, alone and after other commands of their batch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_earlier_failure_is_raised_by_the_read(rig: Passing) -> None:
     client.batch(add(1, buffer=9), read(1))
     assert "buffer 9" in client.response().result.error.message
     client.batch(read(2))
-    assert value(client) == 0, "it has been told"
+    assert value(client) == 0, "the failure has been reported"
     client.batch(Command(allocate=c.Allocate(buffer=1, size=8)), read(3))
     assert from_status(client.response().result.error).reason == "HANDLE_IN_USE"
     client.batch(read(4, size=9))

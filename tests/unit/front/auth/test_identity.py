@@ -81,7 +81,7 @@ def test_flood_of_tickets_evicts_only_those_of_its_user() -> None:
     assert tickets.redeem(flood[-1]) == User(2) and tickets.redeem(mine) == User(1)
     clock.now += 11
     tickets.issue(User(3))
-    assert len(tickets) == 1, "what is too old is forgotten"
+    assert len(tickets) == 1, "expired tickets are forgotten"
 
 
 class Lists(Revocations):
@@ -149,7 +149,7 @@ def test_the_socket_gives_a_ticket_and_hangs_up(tmp_path: Path) -> None:
             await IdentitySocket(str(path), tickets, limiter).start()
         await first.stop()
         assert not left(tmp_path)
-        # The files of a daemon that was killed are taken over.
+        # The files of a killed daemon are replaced.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
         second = IdentitySocket(str(path), tickets, limiter)

@@ -1,4 +1,4 @@
-"""Operations that are ordered behind others run after them: in whatever order parts arrive, no rank receives "go" too
+"""Operations that are queued after others run after them: in whichever order parts arrive, no rank receives "go" too
 early."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def encode_predecessors(*keys: MatchKey) -> list[list[Any]]:
 
 
 class Ranks:
-    """A coordinator, and device processes that join at once and record the messages sent to them."""
+    """A coordinator, and device processes that join immediately and record the messages sent to them."""
 
     def __init__(self) -> None:
         self.coordinator = Coordinator(30.0, nonce="n")
@@ -55,7 +55,7 @@ class Ranks:
 
 
 def test_operation_queued_after_another_is_released_after_it() -> None:
-    """Device 1 has C first, and X behind C. If X were released first, it would block everything behind it on that
+    """Device 1 has C first, and X after C. If X were released first, it would block all later operations on that
     device."""
     ranks = Ranks()
     c, x, y = key(1, 2), key(0, 1), key(1, 0)
@@ -191,7 +191,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     launched: set[tuple[int, MatchKey]] = set()
     while any(remaining.values()):
         device = random.choice([device for device, of_device in remaining.items() if of_device])
-        # one of the streams may be ahead of the other, but each is in order
+        # one of the streams may be further than the other, but each is in order
         stream = random.choice(sorted({stream for _, stream in remaining[device]}))
         index = next(index for index, row in enumerate(remaining[device]) if row[1] == stream)
         operation, _ = remaining[device].pop(index)
@@ -202,9 +202,9 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
             operation_key = key(*send.body["devices"], sequence=send.body["sequence"])
             receiver = send.location.device
             blocker = predecessor_of.get((receiver, operation_key))
-            assert blocker is None or (receiver, blocker) in launched, "it could not start there"
+            assert blocker is None or (receiver, blocker) in launched, "the operation could not start on that rank"
             launched.add((receiver, operation_key))
-    assert len(launched) == sum(len(operation.members) for operation, _ in operations), "none is left"
+    assert len(launched) == sum(len(operation.members) for operation, _ in operations), "no operation remains"
     assert len(ranks.coordinator.matcher) == 0 and not len(ranks.coordinator.matcher.order)
 
 

@@ -42,7 +42,7 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
         fields = {"count": draw(counts), "dtype": draw(st.sampled_from(DTYPES))}
         for rank, kind, peer in ((sender, "send", receiver), (receiver, "recv", sender)):
             operations = lists[rank]
-            # The k-th send belongs to the k-th receive, so it must come after those of the same pair.
+            # The k-th send belongs to the k-th receive, so it must follow those of the same pair.
             earliest = 1 + max(
                 (index for index, entry in enumerate(operations) if (entry["kind"], entry["peer"]) == (kind, peer)),
                 default=-1,

@@ -15,7 +15,7 @@ def test_once_after_each_time_that_there_were_sessions() -> None:
     due = [now for sessions, now in seen if trimming.is_due(sessions, START, now)]
     assert due == [16.0]
     assert not trimming.is_due(2, START, 36.0) and not trimming.is_due(0, START, 37.0), (
-        "a new session begins the wait again"
+        "a new session restarts the wait"
     )
     assert not trimming.is_due(0, START, 41.9) and trimming.is_due(0, START, 42.0)
 
@@ -33,7 +33,7 @@ def test_small_growth_costs_no_trimming() -> None:
     trimming = HeapTrimming()
     trimming.is_due(1, START, 0.0)
     assert not any(trimming.is_due(1, START + MIN_GROWTH_BYTES - 1, float(now)) for now in range(1, 100))
-    assert not trimming.is_due(1, START + 2 * MIN_GROWTH_BYTES, 100.0), "it has just grown"
+    assert not trimming.is_due(1, START + 2 * MIN_GROWTH_BYTES, 100.0), "it has grown too recently"
     assert trimming.is_due(1, START + 2 * MIN_GROWTH_BYTES, 100.0 + SETTLE_S)
 
 

@@ -37,7 +37,7 @@ class End(NamedTuple):
     link: DeviceLink
     sock: socket.socket
     files: socket.socket
-    """The socket beside the link."""
+    """The socket for descriptors, in addition to the link."""
 
     def receive_memory(self) -> tuple[Layout, mmap.mmap]:
         """Receives the file that the front has handed over."""

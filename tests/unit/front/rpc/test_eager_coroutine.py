@@ -155,7 +155,7 @@ def _with_client(
 def test_responses_are_written_immediately_and_in_order() -> None:
     async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
-        assert client.writes == [b"1"], "the loop had no turn yet"
+        assert client.writes == [b"1"], "the event loop has not run yet"
         attachment.on_response(b"22")
         attachment.on_response(b"333")
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Shared segments: opened by other processes, refused if they are not the described ones, and gone after the last
+"""Shared segments: opened by other processes, refused if they are not the described ones, and removed after the last
 release."""
 
 from __future__ import annotations
