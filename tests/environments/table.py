@@ -210,6 +210,6 @@ ENVIRONMENTS = (
         "tmpdir", "a temporary directory with a long path", PATHS + SMOKE,
         variables={"TMPDIR": "{scratch}/" + "temporary-files-of-this-run/" * 4},
     ),
-    Environment("busy", "two busy loops beside it", CLOCKS, beside=2),
+    Environment("busy", "two busy loops at the same time", CLOCKS, beside=2),
     Environment("five", "five workers", CLOCKS + SMOKE, options=("-n", "5")),
 )  # fmt: skip

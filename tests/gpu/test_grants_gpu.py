@@ -74,7 +74,7 @@ def test_the_pool_never_holds_more_than_was_granted(own: CudaServer) -> None:
             except Refusal as refusal:
                 assert refusal.reason == Reason.OUT_OF_MEMORY and refusal.details["granted"] == str(LIMIT)
                 refused += 1
-                settle(own, *streams)  # fragmented memory is given back after its stream has completed
+                settle(own, *streams)  # fragmented memory is returned after its stream has completed
                 own.trim()
         assert own.memory_held()[0] <= LIMIT
         if chance.random() < 0.1:

@@ -227,7 +227,7 @@ def test_a_module_load_includes_its_kernels(server: CudaServer, pool: CompileWor
 def test_first_launch_of_a_kernel_does_not_wait_for_running_work(
     server: CudaServer, pool: CompileWorkers, stream: Stream
 ) -> None:
-    """A load does wait (see `hearthd.device.resources.idle_work`), so all of a module is loaded at once."""
+    """A load does wait (see `hearthd.device.resources.idle_work`), so all of a module is loaded together."""
     spin = server.load(pool.run(Source(SPIN))).function("spin")
     module, other = server.load(pool.run(Source(PUT + "// beside it"))), server.create_stream()
     memory = server.allocate(4, other)

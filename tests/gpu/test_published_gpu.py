@@ -125,7 +125,7 @@ def test_another_process_can_read_and_cannot_write(server: CudaServer, stream: A
         assert total == str(3 * SIZE)
     finally:
         os.close(file)
-    # A driver without read-only access reports that, and the daemon tells its client (`protected`).
+    # A driver without read-only access reports that, and the daemon notifies its client (`protected`).
     assert outcome == (["fault"] if protected == "1" else ["filled", "written"])
     expected = np.full(SIZE, 3, np.uint8)
     if protected != "1":

@@ -158,7 +158,7 @@ def test_a_flood_does_not_raise_latency_more_than_twofold_and_a_kernel(
         with floods(daemon, (tokens["flood"], length, 64)):
             time.sleep(0.5)
             beside = p99()
-    print(f"{isolation} {length} ns: alone {alone}, beside {beside} (p50, p99)")
+    print(f"{isolation} {length} ns: alone {alone}, with the flood {beside} (p50, p99)")
     # A process gives its sessions slices of a millisecond, which may overrun by half; the GPU gives two processes
     # slices of about two milliseconds.
     slices = 0.0015 if isolation == "shared" else 0.004

@@ -1,4 +1,4 @@
-"""The package as people get it: the wheel, unpacked where nothing else of this repository is seen.
+"""The package as installed: the wheel, unpacked in a directory without the other files of this repository.
 
 Its types as mypy and pyright find them from outside, its files and its metadata.
 """
@@ -182,7 +182,7 @@ def pip(*arguments: str | Path) -> None:
 
 
 def output(*command: str | Path, status: int = 0, **more: str) -> str:
-    """Runs a command without the variables of this working tree; returns what it prints."""
+    """Runs a command without the variables of this working tree; returns its output."""
     env = {name: value for name, value in clean().items() if not name.startswith("HEARTH_")}
     done = subprocess.run(
         command, capture_output=True, text=True, env={**env, **more}, cwd="/", timeout=100, check=False

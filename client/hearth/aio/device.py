@@ -100,7 +100,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     async def cancel(self) -> int:
         """Cancels this session's commands that the device has not begun, as `Stream.cancel` does on each stream.
 
-        Returns when the device has answered, before its work under way is done; see `hearth.Device.cancel`.
+        Returns when the device has answered, before its running work is done; see `hearth.Device.cancel`.
 
         Returns:
             Number of commands and launches that were cancelled.

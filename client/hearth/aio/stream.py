@@ -50,9 +50,9 @@ class Stream(BaseStream):
     async def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.
 
-        Returns when the device has answered, before its work under way is done.
+        Returns when the device has answered, before its running work is done.
 
-        The work under way completes, and the arrays keep the contents that it gives them. Streams and arrays remain
+        Work that has begun completes, and the arrays keep the contents that it gives them. Streams and arrays remain
         usable. Cancelled commands fail with `CancelledError`: those that return a result raise it there, all others at
         the next `synchronize`.
 

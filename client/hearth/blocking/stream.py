@@ -42,7 +42,7 @@ class Stream(BaseStream):
 
         Blocks for one request to the device, not for its work.
 
-        The work under way completes, and the arrays keep the contents that it gives them. Streams and arrays remain
+        Work that has begun completes, and the arrays keep the contents that it gives them. Streams and arrays remain
         usable. Cancelled commands fail with `CancelledError`: those that return a result raise it there, all others at
         the next `synchronize`.
 

@@ -1,6 +1,6 @@
 """Completion of a group's last operations, for which the end of the group waits.
 
-Operations are sent one way, and a daemon that leaves a group aborts those that are under way. A rank executes its
+Operations are sent one way, and a daemon that leaves a group aborts those that are in progress. A rank executes its
 operations on one stream in order, so they are all done when the last operation on each stream is done.
 """
 
@@ -92,7 +92,7 @@ class LastOperations:
         """By group, rank and stream, the one that was used last at the end."""
 
     def __len__(self) -> int:
-        """Returns the number of streams whose operations may be under way."""
+        """Returns the number of streams whose operations may be in progress."""
         return len(self._operations)
 
     def record(self, group: bytes, rank: int, operation: LastOperation) -> None:

@@ -14,9 +14,9 @@ from tests.bench.worker import READY
 _PROCESSES = 4
 _BUFFERS = 16
 _SETTLED_S = 1.5
-"""Seconds after which all freed memory has been given back."""
+"""Seconds after which all freed memory has been returned to the system."""
 _GIVEN_BACK_S = 8.0
-"""Seconds after which the front has given back the memory that it keeps for further chunks; see
+"""Seconds after which the front has released the memory that it keeps for further chunks; see
 `hearthd.front.daemon.heap_trim`."""
 
 

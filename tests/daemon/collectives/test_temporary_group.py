@@ -1,4 +1,4 @@
-"""Groups over several sessions that are dropped or closed while their operations are under way."""
+"""Groups over several sessions that are dropped or closed while their operations are in progress."""
 
 from __future__ import annotations
 

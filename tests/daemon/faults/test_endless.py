@@ -209,7 +209,7 @@ def test_hearth_run_is_interrupted(node: DaemonProcess, tmp_path: Path) -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stdout.readline().startswith("endless<<<")
         (session,) = [each["id"] for each in node.status()["sessions"]]
-        wait_until(lambda: node.counter("kernel_launches") > launches, "the launch, which comes behind the line")
+        wait_until(lambda: node.counter("kernel_launches") > launches, "the launch, which follows the line")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "hearth: interrupted\n")

@@ -213,7 +213,7 @@ def test_session_with_repeated_faults_is_quarantined_and_others_stay(start_daemo
             with pytest.raises(hearth.HearthError) as caught:
                 elsewhere.get()
             assert caught.value.reason == "SESSION_BARRED"
-            wait_until(lambda: daemon.gauge("memory_in_use_bytes", 1) == 0, "what it held is freed")
+            wait_until(lambda: daemon.gauge("memory_in_use_bytes", 1) == 0, "the release of its memory")
         Worker(innocent_node).works()
         assert daemon.status()["devices"][0]["state"] == "serving", "one faulting session does not fence the device"
     with daemon.connect() as node:

@@ -65,7 +65,7 @@ def kill(daemon: DaemonProcess) -> float:
     daemon.process.kill()
     daemon.process.wait()
     began = time.monotonic()
-    wait_until(lambda: not marked(daemon.mark), "the end of what the front had started", QUICKLY)
+    wait_until(lambda: not marked(daemon.mark), "the end of the front's processes", QUICKLY)
     return time.monotonic() - began
 
 

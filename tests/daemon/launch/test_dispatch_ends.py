@@ -281,7 +281,7 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
     with Raw(daemon.unix) as raw:
         bulk = Bulk(raw)
         calls = [bulk.dispatch(upload=1, download=2), bulk.dispatch(upload=3)]
-        wait_until(lambda: bulk.in_use() == 8000, "the first; the second waits behind it")
+        wait_until(lambda: bulk.in_use() == 8000, "the first; the second waits for it")
     settled(daemon)
     for call in calls:
         with pytest.raises(grpc.RpcError):

@@ -224,11 +224,11 @@ def test_ended_durability_leaves_no_resources(lossy: DaemonProcess) -> None:
     x.free()
     assert not x.durable
     gpu.synchronize()
-    wait_until(lambda: durable_files(front).bytes == 2 * 3 * MIB, "the memory of what was freed")
+    wait_until(lambda: durable_files(front).bytes == 2 * 3 * MIB, "the release of freed arrays")
     gpu.durable(y, durable=False)
     assert not y.durable
     gpu.synchronize()
-    wait_until(lambda: durable_files(front).bytes == 0, "the memory of what is durable no more")
+    wait_until(lambda: durable_files(front).bytes == 0, "the release of arrays that are no longer durable")
     assert gpu.memory_usage().bytes_durable == 0 and y.get().sum() == 0
     gpu.durable(y)
     gpu.synchronize()

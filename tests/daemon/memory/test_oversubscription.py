@@ -182,7 +182,7 @@ def test_concurrent_allocations_never_exceed_the_device_and_both_progress(shared
     assert not errors, errors
     assert max(samples) == 2 and min(done.values()) > 10, done
     with shared.connect() as node:
-        wait_until(lambda: granted(shared) == [LIMIT], "what they had is free")
+        wait_until(lambda: granted(shared) == [LIMIT], "the release of their memory")
         hold(node.device(0), 250)
 
 

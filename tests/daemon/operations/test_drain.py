@@ -265,7 +265,7 @@ def test_signal_during_the_start(cache: Path, tmp_path: Path, seed: int) -> None
     _, said = process.communicate(timeout=30)
     assert process.returncode in (0, -signal.SIGTERM), said  # -15: the handler was not installed yet
     assert time.monotonic() - began < LATE
-    wait_until(lambda: not marked(mark), "the end of what it had started")
+    wait_until(lambda: not marked(mark), "the end of its processes")
     assert not (tmp_path / "s").exists() and "Traceback" not in said
 
 

@@ -356,7 +356,7 @@ def test_reloads_while_many_clients_work(running: Reloaded) -> None:
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: all(rounds) or failed, "a first round of everybody", 60)
+        wait_until(lambda: all(rounds) or failed, "a first round of every client", 60)
         for number in range(12):
             guest = [tenant(f"guest{number}", tokens=[token_hash(new_token())])] * (number % 2)
             running.write(tenants=[*everybody(weight=1 + number % 3, quotas={"sessions": 100 + number}), *guest])

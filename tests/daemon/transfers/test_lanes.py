@@ -315,7 +315,7 @@ def test_a_client_that_is_killed_leaves_nothing(start_daemon: StartDaemon) -> No
             client.kill()
         wait_until(lambda: "hearth_lanes 0.0" in daemon.get("/metrics").body, "the lane's end")
     wait_until(lambda: not daemon.status()["sessions"], "the sessions' end", 30)
-    wait_until(lambda: descriptors(daemon.device_pid(0)) <= before, "the end of what the lanes were")
+    wait_until(lambda: descriptors(daemon.device_pid(0)) <= before, "the close of the lanes' descriptors")
     with daemon.connect() as node:
         saxpy_works(node.device(0))
 

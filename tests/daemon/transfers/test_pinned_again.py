@@ -205,7 +205,7 @@ def test_connection_that_ended_unnoticed(gpu: hearth.Device, daemon: DaemonProce
         live.connection.poll_valid_s = lasts
         with socket.socket(fileno=os.dup(live.connection.fileno())) as beside:
             beside.shutdown(socket.SHUT_RDWR)  # which the client has not seen
-        wait_until(lambda before=before: daemon.gauge("segments") < before, "the end of what was shared")
+        wait_until(lambda before=before: daemon.gauge("segments") < before, "the release of shared memory")
         if name != "get":
             host[turn] ^= 255
         out.fill(0)

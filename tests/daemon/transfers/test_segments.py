@@ -337,7 +337,7 @@ def test_descriptors_that_are_missing_or_too_many(daemon: DaemonProcess, sharing
         os.close(each)
     assert "without a descriptor" in shared.refuse(3, 4096).message
     no_more_than(daemon, before)
-    wait_until(lambda: daemon.gauge("segments") == 1, "the end of what was released")
+    wait_until(lambda: daemon.gauge("segments") == 1, "the release of a segment")
     shared.share(3, 4096)
 
 
@@ -538,7 +538,7 @@ def test_client_killed_during_a_copy(daemon: DaemonProcess, unharmed: None, tidy
             assert child.stdout.readline() == "ready\n"
             time.sleep(delay)
             child.send_signal(signal.SIGKILL)
-        wait_until(lambda: daemon.gauge("segments") == 0, "the end of what it shared")
+        wait_until(lambda: daemon.gauge("segments") == 0, "the release of its segments")
 
 
 def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:

@@ -199,7 +199,7 @@ def test_all_stripes_break_and_are_reopened(lossy: DaemonProcess, by_way_of: Any
             done = threading.Event()
             worker = threading.Thread(target=lambda done=done: (there_and_back(gpu, 64 * MIB), done.set()))
             worker.start()
-            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes on their way")
+            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes in transit")
             cutter.cut(reset=way == "up")
             worker.join(60)
             assert done.is_set()
@@ -219,7 +219,7 @@ def test_fallback_to_grpc_if_no_stripe_can_be_opened(lossy: DaemonProcess, by_wa
             done = threading.Event()
             worker = threading.Thread(target=lambda done=done: (there_and_back(gpu, 64 * MIB), done.set()))
             worker.start()
-            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes on their way")
+            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes in transit")
             cutter.refuse()
             cutter.cut()
             worker.join(60)
@@ -259,14 +259,14 @@ def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> N
 
             worker = threading.Thread(target=work)
             worker.start()
-            wait_until(lambda before=sum_before: cutter.up + cutter.down > before + 8 * MIB, "bytes on their way")
+            wait_until(lambda before=sum_before: cutter.up + cutter.down > before + 8 * MIB, "bytes in transit")
             os.kill(lossy.device_pid(), signal.SIGKILL)
             worker.join(60)
             assert not worker.is_alive()
             assert caught and isinstance(caught[0], hearth.HearthError), caught
             assert caught[0].reason in ("DEVICE_LOST", "BUFFER_LOST"), caught
             wait_until(lambda: lossy.status()["devices"][0]["state"] == "serving", "the next generation")
-            with contextlib.suppress(hearth.DeviceLostError):  # of what was under way one way
+            with contextlib.suppress(hearth.DeviceLostError):  # of one-way commands in progress
                 gpu.synchronize()
             there_and_back(gpu, 20 * MIB)
             assert live(gpu) > 0

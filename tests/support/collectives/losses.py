@@ -100,7 +100,7 @@ def reported_reason(gpu: hearth.Device, began: float, timeout: float) -> str:
         seconds_late = time.monotonic() - began - timeout
         assert seconds_late < LATE, f"reported {seconds_late:.2f} s after the timeout: {error}"
         return error.reason
-    raise AssertionError(f"{gpu!r} was told nothing")
+    raise AssertionError(f"{gpu!r} received no error")
 
 
 class Survivors:

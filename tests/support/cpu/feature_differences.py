@@ -103,7 +103,7 @@ DIFFERENCES = [
     Differs(
         "occupancy",
         "of the device",
-        "modelled: a core stands for a multiprocessor with the 2,048 threads and 228 KiB of shared memory of "
+        "modelled: each core counts as a multiprocessor with the 2,048 threads and 228 KiB of shared memory of "
         "an H100, and 16 blocks. It limits cooperative launches; other launches are limited only by the "
         "shared memory of one block",
         "",

@@ -72,7 +72,7 @@ def there_and_back(gpu: hearth.Device, size: int, seed: int = 1) -> None:
 def settled(daemon: DaemonProcess, stripes: int = 0) -> None:
     """Waits until all staging memory is returned, and only `stripes` stripes are open."""
     wait_until(lambda: daemon.gauge("stripes") == stripes, f"{stripes} stripes in the device process")
-    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
+    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "the release of all staging memory")
 
 
 def threads_of(pid: int) -> list[str]:

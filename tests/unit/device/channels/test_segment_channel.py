@@ -76,7 +76,7 @@ class PageLocking(CpuServer):
 
     def unregister_host(self, address: int, size: int) -> None:
         if self.running:
-            self.violations.append("unlocked beside a kernel")
+            self.violations.append("unlocked during a kernel")
         if self.locked.pop(address, 0) != size:
             self.violations.append("unlocked something else than was locked")
         self.lockable += size

@@ -1,4 +1,4 @@
-"""Two areas for the copies of a buffer, and the host memory that copies under way may hold."""
+"""Two areas for the copies of a buffer, and the host memory that copies in progress may hold."""
 
 from __future__ import annotations
 

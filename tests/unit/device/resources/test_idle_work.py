@@ -106,7 +106,7 @@ def test_unused_communicator_is_destroyed_on_an_idle_device(peers: PeerRig) -> N
     sync = peers.sync()
     wait_for(lambda: server.running)  # because messages of the front may be handled before batches sent with them
     peers.abort(comm="a-1")
-    peers.abort(comm="a-2")  # its operation under way would not end without the abort
+    peers.abort(comm="a-2")  # its running operation would not end without the abort
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.aborting.wait(10) and not idle.aborting.is_set()
     idle.abort_blocks.clear()

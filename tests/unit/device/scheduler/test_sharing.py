@@ -253,7 +253,7 @@ def test_an_upload_waits_for_its_write(crowd: Crowd) -> None:
     assert read.data == bytes(range(1, count + 1))
 
 
-# ---- what is metered ----
+# ---- metering ----
 
 
 @pytest.mark.parametrize("sessions", [1, 3])

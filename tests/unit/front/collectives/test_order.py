@@ -210,7 +210,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
 def test_order_keeps_no_state_of_closed_operations(steps: list[tuple[int, set[int]]]) -> None:
-    order: Any = CollectiveOrder()  # numbers stand for the keys of operations
+    order: Any = CollectiveOrder()  # numbers serve as the keys of operations
     for operation, predecessors in steps:
         order.open(operation)
         if not order.is_held(operation) and order.hold(operation, predecessors) and order.find_cycle(operation):

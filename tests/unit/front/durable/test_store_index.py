@@ -146,7 +146,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: all(copy.committed is not None for copy in self.index.copies.values()))
     @rule()
     def crash(self) -> None:
-        """Loses everything under way, in both directions."""
+        """Loses every message in transit, in both directions."""
         self.index.discard_incomplete()
         self.begin_process()
 

@@ -108,7 +108,7 @@ def test_late_responses_are_sent_after_the_lane(tmp_path: Path) -> None:
             client = await LaneClient.connect(attached.lane)
             await until(lambda: device(f).given)
             device(f).send(Kind.RESPONSE, result(71), channel=1)
-            await until(lambda: device(f).asked), "its client has to come for it"
+            await until(lambda: device(f).asked), "the lane waits for its client"
             device(f).adopt(device(f).kept)
             assert (await client.read()).kind == Kind.LIVE
             device(f).say(Kind.RESPONSE, result(72))

@@ -88,7 +88,7 @@ async def greet(server: Echo, pin: bytes = b"", link_factory: Callable[[], PeerL
 
 
 async def greet_hasty(server: Echo, pin: bytes = b"") -> PeerLink:
-    """Greets a server whose handshake timeout may be too short on a busy machine: repeats what the timeout ends."""
+    """Greets a server whose handshake timeout may be too short on a busy machine: repeats after a timeout."""
     for _ in range(20):
         with contextlib.suppress(PeerLost):
             return await greet(server, pin)

@@ -531,7 +531,7 @@ def test_faults_of_several_sessions_fence_the_device() -> None:
 
 def test_crash_is_attributed_to_the_only_session_with_work() -> None:
     launcher = FakeLauncher()
-    launcher.hold_acks = True  # keeps the work under way when the process ends
+    launcher.hold_acks = True  # keeps the work in progress when the process ends
 
     async def scenario() -> None:
         async with node(dataclasses.replace(PATIENT, max_faults=0), launcher) as n:
