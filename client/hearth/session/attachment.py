@@ -118,7 +118,7 @@ class Attachment:
     # ---- life ----
 
     def adopt(self, space: Space) -> None:
-        """Makes `space` the attachment's space, whose freed handles it gives back from now on.
+        """Makes `space` the attachment's space, whose released handles it frees from now on.
 
         Args:
             space: Device memory of the attachment's generation.

@@ -34,7 +34,7 @@ class Cancelling:
         """The number of commands and launches that were dropped."""
 
     def put_into_effect(self) -> None:
-        """Has the daemon drop the commands. Blocks for one call; The caller must still wait for `dropped`.
+        """Has the daemon drop the commands. Blocks for one call. The caller must still wait for `dropped`.
 
         Raises:
             UnsupportedError: The daemon is of an earlier version.

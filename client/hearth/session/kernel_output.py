@@ -76,7 +76,7 @@ class KernelOutput:
         callback = self.callback
         if callback is None:
             if sys.stdout is not None:
-                with contextlib.suppress(OSError, ValueError):  # stdout is closed, or its reader has gone
+                with contextlib.suppress(OSError, ValueError):  # stdout is closed, or its reader has ended
                     sys.stdout.write(text)
                     sys.stdout.flush()
             return

@@ -161,7 +161,7 @@ class SegmentPool:
         return Lease(self, block._replace(forks=self._forks), is_new)
 
     def put_back(self, block: Block) -> None:
-        """Takes a block back after its array is gone.
+        """Takes back the block of a garbage-collected array.
 
         Args:
             block: Block of a `Lease` that was garbage-collected.
