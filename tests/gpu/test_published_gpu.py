@@ -47,7 +47,7 @@ print(int(np.frombuffer(host.view[:size], np.uint8).astype(np.int64).sum()), int
 if write:
     import cupy
     kernel = cupy.RawKernel("extern \\"C\\" __global__ void w(int* p) { *p = 7; }", "w")
-    try:  # the driver knows of the protection; a kernel meets the hardware's
+    try:  # the driver refuses the fill itself; a kernel faults in hardware
         server.fill(memory.address, b"\\1\\2\\3\\4", 4096, stream)
         finish()
         print("filled", flush=True)

@@ -122,7 +122,7 @@ def test_client_without_its_lane_is_answered(
     paused: DaemonProcess, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """The front is stopped from before the ticket is presented until the client has sent its work over the stream. Or
-    the device process is stopped, to which the front has handed over the lane by then."""
+    the device process is stopped after the front has handed over the lane to it."""
     pid = paused.process.pid if victim == "front" else paused.device_pid()
     given_up = threading.Event()
     original, threads = base.open_lane, []

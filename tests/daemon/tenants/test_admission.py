@@ -62,7 +62,7 @@ Healthy = TypeVar("Healthy")
 
 
 def in_time(work: Callable[[], Healthy]) -> Healthy:
-    """Returns the result of healthy work with the hasty daemon; repeats what exceeds the time for a request."""
+    """Returns the result of healthy work with the hasty daemon; repeats requests that exceed its time limit."""
     for _ in range(5):
         with contextlib.suppress(hearth.TimeoutError):
             return work()

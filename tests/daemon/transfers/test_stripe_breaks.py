@@ -140,11 +140,11 @@ def test_one_stripe_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
 
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
         by_way_of(node, cutter)
-        for _ in range(30):  # where the others are quicker, it has little to carry
+        for _ in range(30):  # repeated, because a slow stripe may carry little
             there_and_back(node.device(0), 40 * MIB)
             if cutter.cuts:
                 break
-        assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download found one missing
+        assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download opened another stripe
 
 
 def test_all_stripes_break_during_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
@@ -305,7 +305,7 @@ def test_clients_are_killed(start_daemon: StartDaemon) -> None:
             client.stdout.close()
             settled(daemon, stripes)
         there_and_back(node.device(0), 9 * MIB)
-        streams = 3  # of the CPU backend: one a client, kept for the next
+        streams = 3  # threads of the CPU backend: one for each concurrent client, then reused
         wait_until(lambda: len(threads_of(pid)) <= before + streams, "the stripes' threads to end")
     saxpy_works(hearth.connect(daemon.unix).device(0))
 

@@ -213,7 +213,7 @@ def test_download_timeout_during_a_stall(lossy: DaemonProcess, by_way_of: Any) -
             x.get(timeout=0.5)
         assert time.monotonic() - began < LATE
         cutter.cut()
-        with contextlib.suppress(hearth.TransferError):  # that read's own answer, which was not awaited
+        with contextlib.suppress(hearth.TransferError):  # the failure of the read whose wait timed out
             gpu.synchronize()
         with contextlib.suppress(hearth.TransferError):
             x.get()

@@ -140,7 +140,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
     while missed < 3 and step < 250:  # the number of lines depends on the timing of messages, too
         step += strides.randint(1, 9)
         for _ in range(2):
-            work.request(held_request()).wait(20)  # so that the background stays away
+            work.request(held_request()).wait(20)  # so that the background thread stays parked
         daemon.never_answer.add("memory_usage")
         daemon.gate.clear()
         reply = work.request(held_request())
@@ -242,7 +242,7 @@ def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: 
     inner: list[bool] = []
 
     def handle(number: int, frame: object) -> None:
-        answer(daemon)  # the outer one's, which the inner wait may receive
+        answer(daemon)  # to the outer request, which the inner wait may receive
         daemon.never_answer.clear()
         inner.append(bool(work.request(held_request()).wait(10)))
 

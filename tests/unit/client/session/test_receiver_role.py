@@ -180,11 +180,11 @@ def test_spinning_thread_finds_an_answer_at_any_time(
     monkeypatch.setattr(lane.select, "select", sleep)
     for late in (0.0, 0.005, 0.02, 0.05):
         for _ in range(3):
-            work.request(held_request()).wait(20)  # so that the background stays away
+            work.request(held_request()).wait(20)  # so that the background thread stays parked
         daemon.never_answer.add("memory_usage")
         now = time.monotonic()
         lookout.begin(UP, size, now - 1.0)
-        lookout.copy_ended(UP, size, now - 0.02, now)  # which is how long they take
+        lookout.copy_ended(UP, size, now - 0.02, now)  # the duration of such copies
         count = daemon.count("memory_usage")
         reply = work.request(held_request())
         lookout.begin(UP, size, now)

@@ -158,5 +158,5 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
     ask(1)
     assert all(each.reported for each in made)
     assert counted <= len(made) - beside
-    if not any(each.root for each in made):  # otherwise the heir may report the cause of failures that it receives
+    if not any(each.root for each in made):  # otherwise the stream that receives failures may report their cause
         assert counted == len(made)
