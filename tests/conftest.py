@@ -54,7 +54,7 @@ def settle() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Freezes the half gigabyte of objects that collecting thousands of tests creates; they live until the end of the
+    """Freezes the half gigabyte of objects that collecting thousands of tests creates; they exist until the end of the
     run."""
     settle()
 

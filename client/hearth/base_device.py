@@ -224,7 +224,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
         Raises:
             ArgumentError: The shape has a negative axis, or is too large.
-            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
+            DtypeError: The shape does not consist of integers, or no device has elements of that type.
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream)
 
@@ -244,7 +244,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
         Raises:
             ArgumentError: The shape has a negative axis, or is too large.
-            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
+            DtypeError: The shape does not consist of integers, or no device has elements of that type.
         """
         return allocate(self, shapes.shape_of(shape), shapes.type_of(dtype), stream, pitched=True)
 
@@ -262,7 +262,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
         Raises:
             ArgumentError: A shape has a negative axis, or is too large.
-            DtypeError: A shape is not made of whole numbers, or no device has elements of a type.
+            DtypeError: A shape does not consist of integers, or no device has elements of a type.
         """
         return allocate_many(self, [(shapes.shape_of(shape), shapes.type_of(dtype)) for shape, dtype in specs], stream)
 
@@ -290,7 +290,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
         Raises:
             ArgumentError: The shape has a negative axis, or is too large.
-            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
+            DtypeError: The shape does not consist of integers, or no device has elements of that type.
         """
         from hearth.arrays.device_fill import repeat
 
@@ -311,7 +311,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
         Raises:
             ArgumentError: The shape has a negative axis, or is too large.
-            DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
+            DtypeError: The shape does not consist of integers, or no device has elements of that type.
         """
         return self.full(shape, 1, dtype, stream)
 
@@ -329,7 +329,7 @@ class BaseDevice(ABC, Generic[A, S]):
 
         Raises:
             ArgumentError: The shape has a negative axis, or is too large, or `fill_value` is more than one value.
-            DtypeError: The shape is not made of whole numbers, or `fill_value` cannot be an element of that type.
+            DtypeError: The shape does not consist of integers, or `fill_value` cannot be an element of that type.
         """
         array = self.empty(shape, shapes.type_of_value(fill_value) if dtype is None else dtype, stream)
         array.fill(fill_value, stream)

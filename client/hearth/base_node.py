@@ -109,7 +109,7 @@ def open_node_session(
     try:
         return attempt()
     except HearthError as error:
-        if error.reason != "OVERLOADED":  # an overloaded daemon tells when to try again
+        if error.reason != "OVERLOADED":  # an overloaded daemon says when to try again
             raise
         from hearth.endpoint.retry import retry_after_failure
 

@@ -47,7 +47,7 @@ def current(connection: Connection) -> BaseStream | None:
 
 
 def check_captured(stream: BaseStream | None, connection: Connection) -> None:
-    """Refuses work that would run at once, although this thread or task is capturing a graph.
+    """Refuses work that would run immediately, although this thread or task is capturing a graph.
 
     Args:
         stream: Stream of the work; None: the current one.
@@ -66,7 +66,7 @@ def check_captured(stream: BaseStream | None, connection: Connection) -> None:
             "the work would run now instead of being recorded.",
             reason="CAPTURE_INVALID",
             fix="let the stream join the capture, other.wait_event(stream.record()), end the capture first, or begin "
-            'it with mode="relaxed", in which such work runs at once.',
+            'it with mode="relaxed", in which such work runs immediately.',
         )
 
 
@@ -126,7 +126,7 @@ def resolve(stream: BaseStream | None, connection: Connection, attachment: Attac
 
 def check_stream(value: object) -> None:
     """Raises `ArgumentError` for a value that is not a stream."""
-    fix = "pass gpu.stream(), or None for the current stream; other arguments behind the stream have a keyword."
+    fix = "pass gpu.stream(), or None for the current stream; other arguments after the stream have a keyword."
     _check_type(value, BaseStream, "a stream", fix)
 
 
@@ -205,7 +205,7 @@ class BaseStream(CupyNames):
     _graph: object | None = None
     """The graph that `begin_capture` records: `hearth.graphs.base_graph.BaseGraph`; None without a capture."""
     _event_before_capture: BaseEvent | None = None
-    """The event behind the work that was submitted before the capture, which `done` queries during the capture."""
+    """The event after the work that was submitted before the capture; `done` queries it during the capture."""
 
     def __init__(self, connection: Connection, priority: int = 0, *, default: bool = False) -> None:
         self._connection = connection
@@ -290,7 +290,7 @@ class BaseStream(CupyNames):
         logged, as by `concurrent.futures.Future.add_done_callback`. With `hearth.aio`, the event loop calls it, as by
         `asyncio.Future.add_done_callback`, and an exception goes to the loop's exception handler.
 
-        Later work of the stream does not wait for the function: to order work behind it, submit that work in the
+        Later work of the stream does not wait for the function: to order work after it, submit that work in the
         function. The function is not called if the device is lost or the node is closed before the work is done; a
         failure of the work does not prevent the call.
 
@@ -338,8 +338,8 @@ class BaseStream(CupyNames):
         """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
 
         If the event was recorded on a stream that is being captured, this stream joins the capture: its work becomes
-        part of the graph, behind the event, until the capture ends. The stream on which the capture began has to wait
-        for an event behind that work before the end.
+        part of the graph, after the event, until the capture ends. The stream on which the capture began must wait for
+        an event after that work before the capture ends.
 
         Args:
             event: A recorded event of the same device.
@@ -366,7 +366,7 @@ class BaseStream(CupyNames):
         attachment.submit(command)
 
     def _probe_event(self) -> BaseEvent:
-        """Returns an event behind all work submitted so far; during a capture, behind the work before the capture."""
+        """Returns an event after all work submitted so far; during a capture, after the work before the capture."""
         if self._event_before_capture is not None:
             return self._event_before_capture
         attachment = self._connection.attachment()

@@ -1,6 +1,6 @@
 """Errors of names that CuPy has and Hearth does not: each says what to use instead.
 
-A program that was written for CuPy, with ``cp = node.device(0)``, gets such an error at its first name that has to be
+A program that was written for CuPy, with ``cp = node.device(0)``, gets such an error at its first name that must be
 changed: ``cp.cuda.Stream()``, ``stream.ptr``. The page ``docs/coming-from-cupy.md`` has the same names and texts.
 """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     Dtype: TypeAlias = "np.dtype[Any] | Element"
-    """The type of an array's elements: a NumPy dtype, or an `Element` that stands for one."""
+    """The type of an array's elements: a NumPy dtype, or an `Element` that represents one."""
 
 
 class Element:

@@ -1,7 +1,7 @@
 """Errors of misspelt keywords: they name the call and the likely keyword.
 
-Public methods that take a ``**unknown`` parameter raise them. A type checker reports the keyword all the same, since
-nothing is of the parameter's type, `Never`.
+Public methods that take a ``**unknown`` parameter raise them. A type checker also reports the keyword, because no value
+has the parameter's type, `Never`.
 """
 
 from __future__ import annotations

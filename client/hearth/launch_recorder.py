@@ -58,7 +58,7 @@ class StreamCapture(Protocol):
     """A capture in progress, on one stream or on several that events have joined: see `hearth.graphs.recorders`."""
 
     relaxed: bool
-    """True if work on streams outside the capture runs at once; False: it is refused."""
+    """True if work on streams outside the capture runs immediately; False: it is refused."""
 
     @property
     def recording(self) -> bool:

@@ -55,7 +55,7 @@ def type_of(value: Any) -> Dtype:
 
 
 def type_of_value(value: Any) -> Dtype:
-    """Returns the default type of an array made of the single `value`, which is NumPy's default."""
+    """Returns the default type of an array with the single element `value`, which is NumPy's default."""
     element = None if np.is_imported() else dtypes.named(type(value))
     if element is None or dtypes.pattern(value, element) is None:  # an int beyond 64 bits has another type
         return np.asarray(value).dtype
@@ -77,7 +77,7 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     if dtype.hasobject:
         raise DtypeError(
             f"dtype {dtype} contains Python objects, which cannot be stored in device memory.",
-            fix="convert to numbers first, e.g. a.astype(np.float32); rows of unequal length have to be padded.",
+            fix="convert to numbers first, e.g. a.astype(np.float32); rows of unequal length must be padded.",
         )
     if dtype.itemsize == 0:
         raise DtypeError(f"dtype {dtype} has no size.", fix="specify its length, e.g. 'S16'.")

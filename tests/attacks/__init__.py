@@ -1,6 +1,6 @@
 """Attacks by unauthenticated clients ("strangers") on a daemon with tenants, and the permitted cost of each.
 
-A row (`rows.Row`) is one attack with its budget. `trial.Trial` starts a daemon with a well-behaved tenant beside the
+A row (`rows.Row`) is one attack with its budget. `trial.Trial` starts a daemon and a well-behaved tenant besides the
 attack, runs both, and measures the front's memory and descriptors, and the tenant's rate, latency and errors.
 
 The tenant's values during the attack are compared with those before it. A real attacker has its own machine, but here

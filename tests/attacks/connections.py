@@ -56,7 +56,7 @@ def slowloris(target: Target, seconds: float) -> dict[str, int]:
 
 
 def idle_and_probe(target: Target, seconds: float) -> dict[str, int]:
-    """Opens connections as `idle` does, beside a probe, which is always answered."""
+    """Opens connections as `idle` does, while a probe runs, which is always answered."""
     until, held, opened, probes = Until(seconds), [], 0, 0
     addresses = [address for name, address in target.listeners().items() if name != "http"]
     while until:
@@ -101,7 +101,7 @@ def _over(connection: socket.socket) -> bool:
 
 
 ROWS = (
-    # Memory of 2,000 connections, in pieces that the allocator cannot give back at once.
+    # Memory of 2,000 connections, in pieces that the allocator cannot return to the system immediately.
     Row("idle connections", idle, Budget(kept_mib=10)),
     Row("slowloris", slowloris),
     Row("idle connections, 64 descriptors", idle_and_probe, open_files=64),

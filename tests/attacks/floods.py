@@ -1,4 +1,4 @@
-"""HTTP/2 floods at line rate by one client on gRPC's TCP port: four connections at any time, each replaced at once when
+"""HTTP/2 floods at line rate by one client on gRPC's TCP port: four connections at any time, each replaced as soon as
 the daemon closes it."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _CONTINUATION = 0, 1, 3, 4, 6, 9
 _END_STREAM, _END_HEADERS = 1, 4
 _DESCRIBE = "/hearth.v1.NodeService/Describe"
 _CALLS = 300
-"""Number of calls that are written at once."""
+"""Number of calls in one write."""
 _CONNECT_TIMEOUT = 0.2
 """Timeout in seconds for establishing a connection."""
 
@@ -151,7 +151,7 @@ _CALLS_BUDGET = Budget(slower=5.0, rate=0.5, growth_mib=40)
 (`grpc.max_concurrent_streams`), of about 15 KiB; 26 to 34 MiB were measured."""
 _BLOCKS_BUDGET = Budget(slower=5.0, rate=0.5, growth_mib=96)
 """gRPC keeps the frames of an unfinished header block until they exceed its limit: 42 to 54 MiB were measured, and 78
-beside other work, when new connections begin before the memory of those that it closes is released."""
+while other work ran, when new connections begin before the memory of closed ones is released."""
 
 ROWS = (
     Row("PING flood", pings, _BUDGET, via="grpc"),

@@ -160,7 +160,7 @@ def tokens(target: Target, seconds: float) -> dict[str, int]:
 
 
 FLOOD = Budget(slower=5.0)
-"""Budget of clients that reconnect at once after a refusal, at line rate."""
+"""Budget of clients that reconnect immediately after a refusal, at line rate."""
 ROWS = (
     Row("http headers", headers, FLOOD),
     Row("http endless header", one_header, FLOOD),

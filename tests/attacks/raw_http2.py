@@ -92,7 +92,7 @@ class Http2:
         return stream
 
     def pump(self, until: Until, ended: int | None = None) -> None:
-        """Sends and receives until `until` is over, `ended` streams have ended, or the connection is closed."""
+        """Sends and receives until `until` has passed, `ended` streams have ended, or the connection is closed."""
         while until and not self.over and (ended is None or self.ended < ended):
             self._fill()
             readable, writable, _ = select.select(

@@ -1,4 +1,4 @@
-"""An attack on a daemon, beside a well-behaved tenant."""
+"""An attack on a daemon that also serves a well-behaved tenant."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Trial:
         self.daemon.stop()
         left = self.daemon.left_behind()
         self.daemon.remove()
-        assert not left, f"left behind: {left}"
+        assert not left, f"not released: {left}"
 
     def run(self, row: Row, seconds: float, *, calm: float | None = None) -> Outcome:
         """Runs `row` for `seconds`, after `calm` seconds (default: `seconds`) without an attack."""
@@ -208,7 +208,7 @@ class _Strangers:
             process.stdin.flush()
         for process in self._processes:
             text, _ = process.communicate(timeout=self._seconds + END)
-            assert process.returncode == 0, "an attack failed by itself"
+            assert process.returncode == 0, "the process of an attack failed"
             for name, count in json.loads(text or "{}").items():
                 counts[name] = counts.get(name, 0) + count
         return counts
@@ -260,7 +260,7 @@ class _Tenant:
             line = self._process.stdout.readline()
         finally:
             overdue.cancel()
-        assert line, f"the tenant ended by itself, or made no step for {END:g} s"
+        assert line, f"the tenant ended early, or made no step for {END:g} s"
         found: dict[str, Any] = json.loads(line)
         return found
 

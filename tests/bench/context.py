@@ -56,7 +56,7 @@ class Context:
     def run_together(
         self, function: str, arguments: Sequence[Mapping[str, Any]], *, barrier: bool = False
     ) -> list[Any]:
-        """Runs one worker for each of `arguments`, all at once."""
+        """Runs one worker for each of `arguments`, all concurrently."""
         env = processes.environment(self.folder)
         return processes.run_together(function, arguments, env, barrier=barrier)
 

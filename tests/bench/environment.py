@@ -78,7 +78,7 @@ def cuda() -> dict[str, Any]:
 
 
 def machine_name(described: Mapping[str, Any]) -> str:
-    """Returns a name for the results file that tells the kind of machine, but does not identify it."""
+    """Returns a name for the results file that states the kind of machine, but does not identify it."""
     first = described["devices"][0]
     if first["backend"] == "cuda":
         return _slug(first["name"])

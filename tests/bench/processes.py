@@ -82,7 +82,7 @@ class Child:
                 self._buffer += more
 
     def go(self, start: float) -> None:
-        """Tells a worker that is `ready` to start at the given `time.monotonic()`."""
+        """Signals a worker that is `ready` to start at the given `time.monotonic()`."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{start}\n".encode())
         self.process.stdin.flush()

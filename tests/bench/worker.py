@@ -15,7 +15,7 @@ READY = "@ready"
 
 
 def ready() -> float:
-    """Tells the parent that the work may start, and waits for the start signal; returns its `time.monotonic()`, which
+    """Reports that the work may start, and waits for the parent's start signal; returns its `time.monotonic()`, which
     is the same for all workers."""
     print(READY, flush=True)
     word = sys.stdin.readline()

@@ -132,7 +132,7 @@ def main() -> int:
         prog="python -m tests.environments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="all: each of them")
-    parser.add_argument("--whole", action="store_true", help="the whole suite, not only what is concerned")
+    parser.add_argument("--whole", action="store_true", help="the whole suite, not only the affected tests")
     parser.add_argument("--make", action="append", metavar="TARGET", help="run this instead of tests; can be repeated")
     parser.add_argument("--python", metavar="COMMAND", help="another Python; a virtual environment is made for it")
     parser.add_argument("--jobs", "-n", type=int, default=2, help="workers of the tests (default: 2)")

@@ -178,7 +178,7 @@ class Environment:
     root: bool = False
     """True if only root can enter it."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables; `{scratch}` stands for the scratch directory."""
+    """Environment variables; `{scratch}` is replaced by the scratch directory."""
     options: tuple[str, ...] = ()
     """Options of pytest."""
     beside: int = 0
@@ -210,6 +210,6 @@ ENVIRONMENTS = (
         "tmpdir", "a temporary directory with a long path", PATHS + SMOKE,
         variables={"TMPDIR": "{scratch}/" + "temporary-files-of-this-run/" * 4},
     ),
-    Environment("busy", "two busy loops beside it", CLOCKS, beside=2),
+    Environment("busy", "two busy loops at the same time", CLOCKS, beside=2),
     Environment("five", "five workers", CLOCKS + SMOKE, options=("-n", "5")),
 )  # fmt: skip

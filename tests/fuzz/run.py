@@ -1,4 +1,4 @@
-"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that must hold whatever was sent."""
+"""Fuzzing of a daemon: two canaries, one session that is fuzzed, and checks that must hold after any input."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Fuzz:
         self._channel.close()
         self.node.close()
         self.daemon.stop()
-        self.problems += [f"left behind: {what}" for what in self.daemon.left_behind()]
+        self.problems += [f"not released: {what}" for what in self.daemon.left_behind()]
         if self.daemon.process.returncode != 0:
             self.problems.append(f"the daemon ended with {self.daemon.process.returncode}")
         self.daemon.remove()
@@ -179,7 +179,7 @@ class Fuzz:
         for canary in self.canaries:
             for secret in canary.secrets:
                 if secret in answer and secret not in sent:
-                    self.problems.append(f"{name}: an answer tells of another session: {answer[:300]!r}")
+                    self.problems.append(f"{name}: an answer reveals another session: {answer[:300]!r}")
 
     def _processes(self) -> list[tuple[int, int]]:
         return [(device.pid, device.generation) for device in self.node.describe().devices]
@@ -200,7 +200,7 @@ class Fuzz:
             while canary.rounds == before and not canary.errors and time.monotonic() < deadline:
                 time.sleep(0.01)
             if canary.rounds == before:
-                self.problems.append(f"{name}: the canary does not work any more: {canary.errors}")
+                self.problems.append(f"{name}: the canary no longer works: {canary.errors}")
         log = self.daemon.log()
         fresh, self._log_read = log[self._log_read :], len(log)
         for line in fresh.splitlines():

@@ -19,7 +19,7 @@ DIM = c.Dim3(x=1, y=1, z=1)
 ARGUMENTS = [c.Argument(pointer=c.Argument.Pointer(buffer=SMALL)), c.Argument(int32=1)]
 _MEMBERS = [node_pb2.GroupMember(node=0, device=0), node_pb2.GroupMember(node=1, device=0)]
 CLOSED = "127.0.0.1:1"
-"""An address without a listener: a connection to it fails at once."""
+"""An address without a listener: a connection to it fails immediately."""
 
 _BINDINGS = [
     c.Binding(role=c.Binding.ROLE_INPUT_OUTPUT, size=16, data=bytes(16)),

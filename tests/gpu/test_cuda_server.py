@@ -58,7 +58,7 @@ def test_allocate_free_reuse(server: CudaServer, stream: Stream) -> None:
     reserved = server.memory_info().reserved
     for _ in range(10_000):
         memory = server.allocate(100_000, stream)
-        assert not first.address - 100_000 < memory.address < first.address + 1000, "in use by another"
+        assert not first.address - 100_000 < memory.address < first.address + 1000, "in use by another stream"
         server.free(memory, stream)
     assert server.memory_info().reserved == reserved, "freed memory serves the next request"
     assert server.memory_info().in_use == before + 1024
@@ -114,7 +114,7 @@ def test_memory_info_and_trim(server: CudaServer, stream: Stream) -> None:
     assert freed.in_use == before.in_use
     server.trim()
     trimmed = server.memory_info()
-    assert trimmed.reserved <= before.reserved + GRAIN, "given back to the device"
+    assert trimmed.reserved <= before.reserved + GRAIN, "returned to the device"
     assert trimmed.in_use == before.in_use
 
 
@@ -256,7 +256,7 @@ def test_fill(server: CudaServer, stream: Stream, pattern: bytes, count: int) ->
     server.fill(memory.address, b"\xee", size + 2 * around, stream)
     server.fill(memory.address + around, pattern, size, stream)
     data = get(server, memory.address, size + 2 * around, stream)
-    assert data[:around] == data[around + size :] == b"\xee" * around, "nothing beside it is touched"
+    assert data[:around] == data[around + size :] == b"\xee" * around, "no adjacent bytes are changed"
     assert data[around : around + size] == pattern * count
     server.free(memory, stream)
 
@@ -284,7 +284,7 @@ def test_wait_orders_streams(server: CudaServer) -> None:
     server.launch(spin, (1, 1, 1), (1, 1, 1), 0, writer, bytearray(struct.pack("<qQ", 100_000_000, flag.address)))
     written = server.record(writer)
     server.wait(reader, written)
-    server.release_event(written)  # released while pending: the wait stands
+    server.release_event(written)  # released while pending: the wait remains
     for _ in range(20):
         server.release_event(server.record(reader))  # the event is recorded anew
     server.copy(seen.address, flag.address, 4, reader)
@@ -315,7 +315,7 @@ def test_elapsed_time(server: CudaServer, stream: Stream, milliseconds: int) -> 
     times = server.allocate(16, stream)
     nanoseconds = milliseconds * 1_000_000
     params = bytearray(struct.pack("<qQ", nanoseconds, times.address))
-    server.launch(measured, (1, 1, 1), (1, 1, 1), 0, stream, params)  # what a first launch takes is not measured
+    server.launch(measured, (1, 1, 1), (1, 1, 1), 0, stream, params)  # the first launch is not measured
     finish(server, stream)
     start = server.record(stream, timing=True)
     server.launch(measured, (1, 1, 1), (1, 1, 1), 0, stream, params)

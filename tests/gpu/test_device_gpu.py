@@ -1,4 +1,4 @@
-"""Properties of a real GPU, against what the driver says of it by other calls."""
+"""Properties of a real GPU, compared with the values that other driver calls return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch on a GPU: device times compared with CuPy's, the memory pool, and copies beside kernels.
+"""Dispatch on a GPU: device times compared with CuPy's, the memory pool, and copies during kernels.
 
 The general tests of dispatch are `tests/daemon/launch/test_dispatch*.py`, which run on GPUs with
 HEARTH_TEST_BACKEND=cuda.
@@ -72,7 +72,7 @@ def timed(gpu: hearth.Device, kernel: hearth.Function, *args: object, block: int
 
 
 def test_kernel_times_are_the_devices_own(gpu: hearth.Device) -> None:
-    """The time is the same with and without a compile, whatever is copied, and equals the time of CuPy's events for the
+    """The time is the same with and without a compile, for any copies, and equals the time of CuPy's events for the
     same kernel."""
     import cupy
 
@@ -151,7 +151,7 @@ def test_copies_run_concurrently_with_kernels_of_other_dispatches(gpu: hearth.De
     assert slow.result()[0][0] == 1
 
 
-def test_more_than_the_device_has_is_refused_at_once(gpu: hearth.Device) -> None:
+def test_more_memory_than_the_device_has_is_refused_immediately(gpu: hearth.Device) -> None:
     nothing = gpu.RawModule(code=KERNELS).get_function("nothing")
     total = gpu.properties.total_memory
     before = gpu.memory_usage()

@@ -51,12 +51,12 @@ def test_restore_after_a_sticky_error_and_a_hang(lossy: DaemonProcess) -> None:
         assert gpu.generation == 3
 
 
-def test_a_copy_is_of_its_moment(lossy: DaemonProcess) -> None:
-    """Writers follow directly behind the copy, on its stream and on another one; a long kernel delays neither."""
+def test_a_copy_has_the_contents_at_its_point_of_the_stream(lossy: DaemonProcess) -> None:
+    """Writers follow directly after the copy, on its stream and on another one; a long kernel delays neither."""
     with lossy.connect() as node:
         gpu = node.device(0)
         set_all = gpu.RawModule(code=FAULTS).get_function("set_all")
-        n = 128 * MIB // 4  # more than may be copied at once
+        n = 128 * MIB // 4  # more than may be copied as one
         x, y = gpu.durable(gpu.zeros(n, np.int32), gpu.zeros(3, np.int32))
         side = gpu.stream()
         for value in range(1, 6):
@@ -76,7 +76,7 @@ def test_a_copy_is_of_its_moment(lossy: DaemonProcess) -> None:
             gpu.flush()
             deadline = time.monotonic() + 20
             while lossy.counter("checkpoints") == done:
-                assert time.monotonic() < deadline, "the copy waits for work behind it"
+                assert time.monotonic() < deadline, "the copy waits for later work"
             os.kill(lossy.device_pid(), signal.SIGKILL)
             wait_serving(gpu)
             assert (y.get() == 7).all()

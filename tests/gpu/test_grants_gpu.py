@@ -74,7 +74,7 @@ def test_the_pool_never_holds_more_than_was_granted(own: CudaServer) -> None:
             except Refusal as refusal:
                 assert refusal.reason == Reason.OUT_OF_MEMORY and refusal.details["granted"] == str(LIMIT)
                 refused += 1
-                settle(own, *streams)  # fragmented memory is given back after its stream has completed
+                settle(own, *streams)  # fragmented memory is returned after its stream has completed
                 own.trim()
         assert own.memory_held()[0] <= LIMIT
         if chance.random() < 0.1:
@@ -93,7 +93,7 @@ def test_unused_memory_is_returned_to_the_device(own: CudaServer) -> None:
     settle(own, stream)
     free = own.memory_info().free
     answer = limited.on_limit(0)
-    assert 64 * MIB <= answer["limit"] == answer["reserved"] <= 192 * MIB, "what is kept, in steps of the driver"
+    assert 64 * MIB <= answer["limit"] == answer["reserved"] <= 192 * MIB, "the memory in use, rounded up"
     assert own.memory_info().free >= free + 400 * MIB
     with pytest.raises(Refusal):
         limited.grants.allocate(256 * MIB, stream)

@@ -183,7 +183,7 @@ def test_a_graph_equals_direct_calls_byte_for_byte(bench: Bench) -> None:
 
 
 def test_updates_count_for_later_launches_only(bench: Bench) -> None:
-    """Values, buffers and geometry are updated, behind fills that consist of several nodes each, while launches are in
+    """Values, buffers and geometry are updated, after fills that consist of several nodes each, while launches are in
     flight."""
     x, y, other, z = (bench.array(values) for values in (np.ones(N), np.zeros(N), np.zeros(N), np.zeros(4 * N)))
     nodes: list[GraphNode] = [
@@ -264,7 +264,7 @@ def test_clusters_in_graphs(bench: Bench) -> None:
 
 
 DIAMOND = [NodeOrder(0, ()), NodeOrder(0, (0,)), NodeOrder(1, (0,)), NodeOrder(2, ()), NodeOrder(0, (1, 2, 3))]
-"""A node, one behind it on each of two lanes, a node on a third lane that follows nothing, and a node behind all."""
+"""A node, one after it on each of two lanes, a node on a third lane that follows nothing, and a node after all."""
 
 
 def test_lanes_of_a_graph_are_ordered_by_events(bench: Bench) -> None:
@@ -289,7 +289,7 @@ def test_lanes_of_a_graph_are_ordered_by_events(bench: Bench) -> None:
     bench.server.update_graph(graph, 4, bench.mix(c, z, 0))
     bench.launch(graph)
     assert (bench.get(c) == 301).all() and (bench.get(b) == 10).all()
-    assert (bench.get(z) == 301).all(), "the last node follows the lane that joins nothing before"
+    assert (bench.get(z) == 301).all(), "the last node follows the lane that joined nothing before"
     bench.server.destroy_graph(graph)
 
 
@@ -395,7 +395,7 @@ def test_making_launching_and_destroying_wait_for_nothing(bench: Bench) -> None:
     finally:
         stop.set()
         thread.join()
-    assert took < 0.4, f"{took:.3f} s beside a kernel of 0.5 s"
+    assert took < 0.4, f"{took:.3f} s during a kernel of 0.5 s"
     assert (bench.get(y) == 51).all()
     bench.server.destroy_graph(warm)
 
@@ -414,7 +414,7 @@ def test_as_many_launches_as_a_track_takes_do_not_block(bench: Bench, nodes: int
     bench.launch(graph, count)
     took = time.perf_counter() - started
     finish(bench.server, bench.stream, 60.0)  # other tests may use the same GPU
-    assert took < 0.5, f"{count} launches of {nodes} nodes took {took:.3f} s behind a kernel of 1 s"
+    assert took < 0.5, f"{count} launches of {nodes} nodes took {took:.3f} s after a kernel of 1 s"
     assert (bench.get(y, 256) == (count + 1) * nodes).all()
     bench.server.destroy_graph(graph)
 
@@ -466,7 +466,7 @@ def loop(bench: Bench, start: int, left: int, condition: int, rounds: int) -> li
 
 @pytest.mark.parametrize("lanes", [False, True], ids=["chain", "lanes"])
 def test_loops_and_conditions(bench: Bench, lanes: bool) -> None:
-    """A loop in the body of a condition, and a node behind; also as part of a graph of several lanes."""
+    """A loop in the body of a condition, and a node after it; also as part of a graph of several lanes."""
     start, left, condition, rounds, flag, x, y = (bench.array(np.zeros(256)) for _ in range(7))
     inner = loop(bench, start, left, condition, rounds)
     nodes: list[GraphNode] = [
@@ -476,7 +476,7 @@ def test_loops_and_conditions(bench: Bench, lanes: bool) -> None:
         CopyNode(y, rounds, 4),
     ]
     orders = [NodeOrder(0, (index - 1,) if index else ()) for index in range(len(nodes))]
-    if lanes:  # the last node is on another lane, behind the last node of the body
+    if lanes:  # the last node is on another lane, after the last node of the body
         orders[-1] = NodeOrder(1, (len(nodes) - 2,))
     graph = bench.server.create_graph(nodes, orders if lanes else None)
     total = 0
@@ -534,7 +534,7 @@ def test_switches_and_elses(bench: Bench, lanes: bool) -> None:
         CopyNode(x, other, 4),
     ]
     orders = [NodeOrder(0, (index - 1,) if index else ()) for index in range(len(nodes))]
-    if lanes:  # the last node is on another lane, behind the last nodes of both bodies
+    if lanes:  # the last node is on another lane, after the last nodes of both bodies
         orders[-1] = NodeOrder(1, (6, 8))
     graph = bench.server.create_graph(nodes, orders if lanes else None)
     expected, others = 0, 0

@@ -134,7 +134,7 @@ def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
 @pytest.mark.parametrize(
     ("package", "program"), [("cupy", CUPY), ("torch", TORCH), ("ml_dtypes", CASTS)], ids=["cupy", "torch", "casts"]
 )
-def test_arrays_come_and_go(daemon: DaemonProcess, package: str, program: str) -> None:
+def test_arrays_are_exchanged_in_both_directions(daemon: DaemonProcess, package: str, program: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     done = subprocess.run(

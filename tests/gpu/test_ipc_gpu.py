@@ -173,7 +173,7 @@ def settled(daemon: DaemonProcess, held: int) -> None:
 @pytest.mark.parametrize(
     ("package", "program"), [("cupy", CUPY), ("torch", TORCH), ("ctypes", BARE)], ids=["cupy", "torch", "driver"]
 )
-def test_both_sides_see_what_either_writes(daemon: DaemonProcess, package: str, program: str) -> None:
+def test_writes_of_either_side_are_visible_to_both(daemon: DaemonProcess, package: str, program: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     assert run(daemon, program) == "right"
@@ -204,7 +204,7 @@ def test_the_device_process_is_killed(daemon: DaemonProcess) -> None:
 
 
 def test_exported_memory_is_returned_to_the_driver(daemon: DaemonProcess) -> None:
-    """Exported memory goes back to the driver once both sides have released it."""
+    """Exported memory is returned to the driver when both sides have released it."""
     with daemon.connect() as node:
         gpu = node.device(0)
         with gpu.zeros(1, np.uint8).ipc() as view:  # creates the context of this process, which takes memory itself

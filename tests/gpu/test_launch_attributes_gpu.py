@@ -220,7 +220,7 @@ def test_a_programmatic_launch_begins_before_its_predecessor_ends(bench: Bench) 
         assert overlap(bench) == overlaps
 
 
-def test_a_programmatic_launch_behind_a_fill(bench: Bench) -> None:
+def test_a_programmatic_launch_after_a_fill(bench: Bench) -> None:
     needs(bench, "programmatic_launch")
     bench.launch("primary")
     bench.server.fill(bench.out.address + 8 * 7, b"\1", 8, bench.stream)
@@ -228,8 +228,8 @@ def test_a_programmatic_launch_behind_a_fill(bench: Bench) -> None:
     assert not overlap(bench)
 
 
-def test_work_behind_a_programmatic_launch_waits_for_its_predecessors_too(bench: Bench) -> None:
-    """A kernel that never waits may end first. What follows it still runs after both: memory can be given away."""
+def test_work_after_a_programmatic_launch_waits_for_its_predecessors_too(bench: Bench) -> None:
+    """A kernel that never waits may end first. Later work still runs after both, so that memory can be reused."""
     needs(bench, "programmatic_launch")
     server, other = bench.server, bench.server.create_stream()
     for use in ("event", "fill", "kernel", "signal"):

@@ -48,7 +48,7 @@ def adds(gpu: hearth.Device, number: int) -> None:
     assert (x.get(timeout=WAIT_S) == 1).all()
 
 
-def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> None:
+def test_a_load_during_an_endless_kernel_is_refused(daemon: DaemonProcess) -> None:
     with daemon.connect() as one, daemon.connect() as another:
         gpu, guest = one.device(0), another.device(0)
         saxpy_works(guest)
@@ -75,13 +75,13 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         with pytest.raises(hearth.QuotaExceededError, match="first launch of says"):
             guest.synchronize(timeout=WAIT_S)
         assert daemon.counter("loads_refused", 0) == 3 and daemon.gauge("loads_waiting") == 0
-        other = guest.zeros(4, np.int32)  # copies and loaded kernels continue beside it
+        other = guest.zeros(4, np.int32)  # copies and loaded kernels continue meanwhile
         assert (other.get(timeout=WAIT_S) == 0).all()
         with daemon.connect(isolation="dedicated") as apart:
             adds(apart.device(0), 1)
         gate.open()
         wait_until(lambda: gpu.synchronize(timeout=WAIT_S) is None, "the kernel's end")
-        assert late.get_global("number", np.int32).get(timeout=WAIT_S)[0] == 1, "who asks again later has it"
+        assert late.get_global("number", np.int32).get(timeout=WAIT_S)[0] == 1, "a later request gets it"
         adds(guest, 2)
         result = guest.zeros(8, np.int32)
         with guest.graph() as graph:
@@ -97,4 +97,4 @@ def test_a_load_behind_an_endless_kernel_is_refused(daemon: DaemonProcess) -> No
         deep((1,), (1,), (result,))
         assert before.get(timeout=WAIT_S)[0] == result.get(timeout=WAIT_S)[0] == 1
         gate.open()
-        assert not daemon.status()["devices"][0]["restarts"], "no process was lost for it"
+        assert not daemon.status()["devices"][0]["restarts"], "no process was lost"

@@ -334,7 +334,7 @@ def test_freed_memory_is_reused_only_after_its_last_use(rigs: Rigs) -> None:
         assert struct.unpack("<i", ok(rig.call(read=c.Read(buffer=9, size=4))).read.data) == (number,)
         ok(rig.call(sync=c.Sync(all_streams=True)))
         ok(rig.call(free=c.Free(buffers=[y])))
-    assert reused, "the pool never handed out what had just been freed: the test shows nothing"
+    assert reused, "the pool never reused recently freed memory: the test proves nothing"
 
 
 def address(rig: Any, buffer: int) -> int:

@@ -1,4 +1,4 @@
-"""Modules on a real GPU: code from compile workers, code that is refused before the driver reads it, and loads beside
+"""Modules on a real GPU: code from compile workers, code that is refused before the driver reads it, and loads during
 running kernels."""
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def test_ptx_left_to_the_driver_runs(server: CudaServer, stream: Stream) -> None
     puts(server, Image(PTX), stream)
 
 
-def test_ptx_of_a_version_to_come_is_refused_by_the_driver_too(server: CudaServer, stream: Stream) -> None:
+def test_ptx_of_a_future_version_is_refused_by_the_driver_too(server: CudaServer, stream: Stream) -> None:
     error = refused(server, PTX.replace(b".version 7.0", b".version 99.0"))
     assert "99.0" in error.details.get("log", "99.0")
     puts(server, Image(PTX), stream)
@@ -214,7 +214,7 @@ def test_damage_that_headers_do_not_show_is_refused_or_loads(server: CudaServer)
     assert done.returncode in (0, -signal.SIGSEGV), done.stderr[-2000:]
 
 
-def test_a_module_comes_with_its_kernels_loaded(server: CudaServer, pool: CompileWorkers) -> None:
+def test_a_module_load_includes_its_kernels(server: CudaServer, pool: CompileWorkers) -> None:
     from cuda.bindings import driver
 
     code = "\n".join(f'extern "C" __global__ void k{n}(int* x) {{ x[{n}] = {n}; }}' for n in range(8))
@@ -227,7 +227,7 @@ def test_a_module_comes_with_its_kernels_loaded(server: CudaServer, pool: Compil
 def test_first_launch_of_a_kernel_does_not_wait_for_running_work(
     server: CudaServer, pool: CompileWorkers, stream: Stream
 ) -> None:
-    """A load does wait (see `hearthd.device.resources.idle_work`), so all of a module is loaded at once."""
+    """A load does wait (see `hearthd.device.resources.idle_work`), so all of a module is loaded together."""
     spin = server.load(pool.run(Source(SPIN))).function("spin")
     module, other = server.load(pool.run(Source(PUT + "// beside it"))), server.create_stream()
     memory = server.allocate(4, other)
@@ -248,5 +248,5 @@ def test_first_launch_of_a_kernel_does_not_wait_for_running_work(
     for each in (module, spin.module):
         server.unload(each)
     server.destroy_stream(other)
-    assert still, f"something has waited for the kernel that was running: {steps}"
+    assert still, f"a call waited for the running kernel: {steps}"
     assert max(steps.values()) < SPUN_S / 4

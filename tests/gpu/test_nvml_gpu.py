@@ -113,7 +113,7 @@ def test_energy_and_times(nvml: Nvml, server: CudaServer) -> None:
     seconds = time.perf_counter() - begin
     assert last.energy is not None and start.power is not None and last.power is not None
     drawn = (last.energy - start.energy) / seconds
-    assert min(start.power, last.power) / 4 < drawn < 4 * max(start.power, last.power), "joules, as watts tell"
+    assert min(start.power, last.power) / 4 < drawn < 4 * max(start.power, last.power), "joules agree with watts"
 
 
 def test_memory_that_is_allocated_is_in_the_readings(nvml: Nvml, server: CudaServer, stream: Any) -> None:

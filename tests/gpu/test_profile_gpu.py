@@ -144,8 +144,8 @@ def test_a_trace_has_the_devices_times(start: Start) -> None:
         assert 0 <= event.queued_ns <= event.submitted_ns <= event.started_ns <= event.ended_ns, event
     long, beside = events[0], events[1]
     assert 8 * MS <= long.device_ns < 9 * MS and 4 * MS <= beside.device_ns < 5 * MS
-    assert beside.started_ns < long.ended_ns, "two streams run side by side"
-    assert long.started_ns - long.submitted_ns < 1 * MS, "the clocks are tied together by what starts at once"
+    assert beside.started_ns < long.ended_ns, "two streams run concurrently"
+    assert long.started_ns - long.submitted_ns < 1 * MS, "a command that starts immediately aligns the clocks"
     short = [event for event in events[2:] if event.name == "launch"]
     assert len(short) == 300 and sorted(event.device_ns for event in short)[150] < 0.2 * MS
     ends = [event.ended_ns for event in events if event.stream == 0 and event.device_ns]
@@ -179,7 +179,7 @@ def test_flush_delivers_output_of_completed_kernels_without_waiting(
         server.flush_output()
     took = time.perf_counter() - began
     assert not server.done(running), "the other kernel still runs"
-    assert took < 0.1, "a flush waits for nothing"
+    assert took < 0.1, "a flush does not wait for kernels"
     assert "7 says thread 0\n" in capfd.readouterr().out
     until(server, running)
 

@@ -47,7 +47,7 @@ print(int(np.frombuffer(host.view[:size], np.uint8).astype(np.int64).sum()), int
 if write:
     import cupy
     kernel = cupy.RawKernel("extern \\"C\\" __global__ void w(int* p) { *p = 7; }", "w")
-    try:  # the driver knows of the protection; a kernel meets the hardware's
+    try:  # the driver refuses the fill itself; a kernel faults in hardware
         server.fill(memory.address, b"\\1\\2\\3\\4", 4096, stream)
         finish()
         print("filled", flush=True)
@@ -125,7 +125,7 @@ def test_another_process_can_read_and_cannot_write(server: CudaServer, stream: A
         assert total == str(3 * SIZE)
     finally:
         os.close(file)
-    # A driver without read-only access reports that, and the daemon tells its client (`protected`).
+    # A driver without read-only access reports that, and the daemon notifies its client (`protected`).
     assert outcome == (["fault"] if protected == "1" else ["filled", "written"])
     expected = np.full(SIZE, 3, np.uint8)
     if protected != "1":
@@ -179,7 +179,7 @@ def test_release_leaves_no_memory_or_descriptors(server: CudaServer, stream: Any
     assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
-def test_mapping_takes_little(server: CudaServer, stream: Any) -> None:
+def test_mapping_takes_milliseconds(server: CudaServer, stream: Any) -> None:
     """The device-handle thread maps memory: at most some milliseconds for gigabytes."""
     size = 4 << 30
     began = time.perf_counter()

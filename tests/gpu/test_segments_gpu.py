@@ -171,7 +171,7 @@ class Launcher:
 
 @pytest.mark.parametrize("size", [64 * MIB, GIB])
 def test_locking_of_pages_and_latency_of_other_clients(daemon: DaemonProcess, size: int) -> None:
-    """Measures the locking and unlocking of pages beside a client that launches and waits."""
+    """Measures the locking and unlocking of pages while a client launches and waits."""
     with Launcher(daemon) as other:
         quiet = time.perf_counter() - 0.2
         begun = time.perf_counter()
@@ -188,8 +188,8 @@ def test_locking_of_pages_and_latency_of_other_clients(daemon: DaemonProcess, si
     taking, giving = other.worst(begun, shared), other.worst(shared, ended)
     print(
         f"\n{size >> 20} MiB: shared in {(shared - begun) * 1e3:.1f} ms, gone {(ended - shared) * 1e3:.1f} ms later; "
-        f"launch + synchronize {median:.3f} ms, the longest: alone {alone:.2f}, beside sharing {taking:.2f}, "
-        f"beside the release {giving:.2f} ms"
+        f"launch + synchronize {median:.3f} ms, the longest: alone {alone:.2f}, during sharing {taking:.2f}, "
+        f"during the release {giving:.2f} ms"
     )
     assert max(taking, giving) < 1000
 

@@ -1,7 +1,7 @@
-"""Sharing of a GPU: shares by weight within a process and between processes, and latency beside a flood.
+"""Sharing of a GPU: shares by weight within a process and between processes, and latency during a flood.
 
-The duration of kernels is measured by the GPU's own clock. Kernels of a flood fill the device, so that nothing else
-runs beside them on the multiprocessors.
+The duration of kernels is measured by the GPU's own clock. Kernels of a flood fill the device, so that no other kernel
+runs on the multiprocessors at the same time.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_a_flood_does_not_raise_latency_more_than_twofold_and_a_kernel(
         with floods(daemon, (tokens["flood"], length, 64)):
             time.sleep(0.5)
             beside = p99()
-    print(f"{isolation} {length} ns: alone {alone}, beside {beside} (p50, p99)")
+    print(f"{isolation} {length} ns: alone {alone}, with the flood {beside} (p50, p99)")
     # A process gives its sessions slices of a millisecond, which may overrun by half; the GPU gives two processes
     # slices of about two milliseconds.
     slices = 0.0015 if isolation == "shared" else 0.004

@@ -53,7 +53,7 @@ def test_transferred_bytes_are_identical(gpu: hearth.Device, daemon: DaemonProce
     x.get(out=out)
     assert (out == host).all()
     assert connection_of(gpu).part(Stripes).inspect().live > 0
-    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
+    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "the release of all staging memory")
 
 
 def test_kernels_run_between_writes_and_reads(gpu: hearth.Device) -> None:

@@ -128,7 +128,7 @@ class Bench:
         event = self.server.record(self.stream)
         deadline = time.monotonic() + 20
         while not self.server.done(event):
-            assert time.monotonic() < deadline, "the device does not come to an end"
+            assert time.monotonic() < deadline, "the work of the device does not end"
             time.sleep(0.0002)
         self.server.release_event(event)
 
@@ -417,7 +417,7 @@ def test_im2col_wide_by_the_driver_or_refused_by_name(bench: Bench, mode: str, p
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_columns_along_w(bench: Bench, offset: int) -> None:
-    """The pixels that one column of a filter 3 wide meets in one row of a padded image."""
+    """The pixels that one column of a filter of width 3 covers in one row of a padded image."""
     if "tensor_map_im2col_wide" not in bench.server.properties.features:
         pytest.skip("im2col::w needs compute capability 10.0; the test above asserts the refusal")
     if bench.server.properties.compute_capability_major == 12:

@@ -82,7 +82,7 @@ class Child:
         self.errors += self._last["errors"]
 
     def tend(self) -> None:
-        """Kills the process if it is due, and starts it again if it has ended."""
+        """Kills the process at its scheduled time, and starts it again if it has ended."""
         if self.kind in KILLED and time.monotonic() > self.next_kill:
             self.next_kill = time.monotonic() + random.uniform(*KILL_S)
             self._spent += cpu(self.process.pid)
@@ -204,7 +204,7 @@ def main() -> int:
     left += [f"/dev/shm/{name}" for name in shared_memory() - segments]
     problems = report["problems"]
     problems += [f"the daemon's log: {line[:500]}" for line in report["log"][:20]]
-    problems += [f"left behind: {what}" for what in left]
+    problems += [f"not released: {what}" for what in left]
     if code != 0:
         problems.append(f"the daemon ended with {code}")
     report["verdict"] = "good" if not problems else "bad"
@@ -249,7 +249,7 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
             child.stop()
     ended = daemon.process.poll()
     if ended is not None:
-        problems.append(f"the daemon ended by itself with {ended}")
+        problems.append(f"the daemon ended unexpectedly with {ended}")
     else:
         tenants = chosen.clients if chosen.strangers else 1
         problems += at_rest(daemon, idle + DESCRIPTORS + OF_A_PROCESS * tenants * chosen.devices)
@@ -260,7 +260,7 @@ def soak(daemon: DaemonProcess, chosen: argparse.Namespace, tokens: list[str]) -
         totals["pauses"] = pauses.count if pauses is not None else 0
         problems += [f"client {child.kind}: {error}" for error in child.errors[:10]]
         if child.ended_badly:
-            problems.append(f"client {child.kind} ended by itself {child.ended_badly} times")
+            problems.append(f"client {child.kind} ended unexpectedly {child.ended_badly} times")
     attacks: collections.Counter[str] = collections.Counter()
     for stranger in strangers:
         attacks.update(stranger.attacks)

@@ -44,7 +44,7 @@ def faulting(client: Client) -> Rounds:
                 gpu.RawModule(code=SOURCE).get_function("wild")((1,), (1,), (counter.count, FAR))
                 try:
                     gpu.synchronize()
-                    client.ledger.wrong("a fault was not told of", "lost")
+                    client.ledger.wrong("a fault was not reported", "lost")
                 except hearth.DeviceLostError:
                     client.ledger.count("faults")
                 until_served(gpu)
@@ -78,7 +78,7 @@ def durable(client: Client) -> Rounds:
                 gpu.RawModule(code=SOURCE).get_function("wild")((1,), (1,), (x, FAR))
                 try:
                     gpu.synchronize()
-                    client.ledger.wrong("a fault was not told of", "lost")
+                    client.ledger.wrong("a fault was not reported", "lost")
                 except hearth.DeviceLostError:
                     client.ledger.count("faults")
                 until_served(gpu)

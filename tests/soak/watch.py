@@ -16,7 +16,7 @@ ENOUGH = 24
 MEMORY_KIB = 24 << 10
 """Permitted growth in KiB of a process from the end of the warm-up to the end of the run ..."""
 MEMORY_PART = 0.1
-"""... or as a fraction of its size, whichever is more: a real leak exceeds this in an hour."""
+"""... or as a fraction of its size, whichever is larger: a real leak exceeds this in an hour."""
 SLOPE_KIB = 32 << 10
 """Maximum slope, in KiB per hour, of the line through the samples of a long run."""
 DESCRIPTORS = 12

@@ -89,7 +89,7 @@ def launches(client: Client) -> Rounds:
 
 
 def transfers(client: Client) -> Rounds:
-    """Uploads and downloads of all sizes, inline and streamed, several at once."""
+    """Uploads and downloads of all sizes, inline and streamed, several concurrently."""
     with client.connect(name="soak transfers") as node:
         gpu = client.device(node)
         while True:
@@ -203,16 +203,16 @@ def errors(client: Client) -> Rounds:
                     counter.add_one((1,), (4096,), (gpu.zeros(4, np.int32), np.int32(4)))
             try:
                 side.synchronize()
-                client.ledger.wrong("a refused launch was not told of", "lost")
+                client.ledger.wrong("a refused launch was not reported", "lost")
             except hearth.LaunchError as error:
-                client.ledger.counted(len(error.failures), wrong, "failures told")
+                client.ledger.counted(len(error.failures), wrong, "failures reported")
             if number % 20 == 0:
                 try:
                     gpu.RawModule(code="this is no CUDA C++").compile()
                     client.ledger.wrong("rubbish compiled")
                 except hearth.CompileError:
                     client.ledger.count("checks")
-            counter.check(client.ledger, "launches beside refused ones")
+            counter.check(client.ledger, "launches among refused ones")
             yield
 
 

@@ -26,7 +26,7 @@ class HeldCompiler:
         self._fifos = [folder / "begun", folder / "go"]
         for fifo in self._fifos:
             os.mkfifo(fifo)
-        # Opened for reading and writing, so that no end waits for the other to be opened, and no read meets an end of
+        # Opened for reading and writing, so that no end waits for the other to be opened, and no read returns an end of
         # file.
         self._begun, self._go = (os.open(fifo, os.O_RDWR) for fifo in self._fifos)
         begun_path, go_path = (shlex.quote(str(fifo)) for fifo in self._fifos)

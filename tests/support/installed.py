@@ -1,4 +1,4 @@
-"""Virtual environments that have only chosen packages, made of links to the packages of the present environment.
+"""Virtual environments that have only chosen packages, as links to the packages of the present environment.
 
 An environment is made in milliseconds, without pip and without a network; the packages that it lacks cannot be
 imported, although the present environment has them.
@@ -44,7 +44,7 @@ def closure(*requirements: str) -> set[str]:
 def make(folder: Path, *requirements: str, project: bool = True) -> Path:
     """Makes an environment with the packages of `closure(*requirements)`, and their commands.
 
-    `hearth-gpu` stands for the client in this working tree, and the command `hearth`.
+    `hearth-gpu` selects the client in this working tree, and the command `hearth`.
 
     Args:
         folder: Empty folder for the environment.

@@ -1,4 +1,4 @@
-"""A user's program that type checkers take, strictly: what people write most."""
+"""A typical user's program, which type checkers accept in strict mode."""
 
 from __future__ import annotations
 

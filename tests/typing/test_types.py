@@ -1,4 +1,4 @@
-"""The package as people get it: the wheel, unpacked where nothing else of this repository is seen.
+"""The package as installed: the wheel, unpacked in a directory without the other files of this repository.
 
 Its types as mypy and pyright find them from outside, its files and its metadata.
 """
@@ -56,7 +56,7 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has the wheel, and what it depends on from the present one: a path file
+    """The interpreter of an environment that has the wheel, and its dependencies from the present one: a path file
     names it, whose own path files, the editable install's among them, are not followed."""
     folder = tmp_path_factory.mktemp("user")
     venv.EnvBuilder(symlinks=True).create(folder)
@@ -82,7 +82,7 @@ def test_packages_are_imported_from_the_wheel(python: Path) -> None:
 def test_mypy_accepts_the_good_program_and_reports_each_error_of_the_wrong_one(
     python: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    kept = getattr(request.config, "cache", None)  # what it made of the standard library and NumPy the last time
+    kept = getattr(request.config, "cache", None)  # mypy's cache of the standard library and NumPy from the last run
     cache = tmp_path / "cache" if kept is None else kept.mkdir("mypy-of-the-wheel")
     command = [
         sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file=",
@@ -95,13 +95,13 @@ def test_mypy_accepts_the_good_program_and_reports_each_error_of_the_wrong_one(
         if said is None:
             assert ": note: " in line, line + done.stderr
             continue
-        assert said[1].endswith(WRONG.name), f"what is right was refused: {line}"
+        assert said[1].endswith(WRONG.name), f"a correct line was refused: {line}"
         found[int(said[2])] = said[4]
     assert found == EXPECTED, done.stdout
 
 
 def test_pyright_agrees(python: Path, tmp_path: Path) -> None:
-    for each in (GOOD, WRONG):  # it looks at what lies beside its settings
+    for each in (GOOD, WRONG):  # pyright checks the files next to its settings
         shutil.copy(each, tmp_path)
     settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
@@ -182,7 +182,7 @@ def pip(*arguments: str | Path) -> None:
 
 
 def output(*command: str | Path, status: int = 0, **more: str) -> str:
-    """Runs a command without the variables of this working tree; returns what it prints."""
+    """Runs a command without the variables of this working tree; returns its output."""
     env = {name: value for name, value in clean().items() if not name.startswith("HEARTH_")}
     done = subprocess.run(
         command, capture_output=True, text=True, env={**env, **more}, cwd="/", timeout=100, check=False

@@ -1,4 +1,4 @@
-"""Mistakes that type checkers find: each line that has one says so, with mypy's code."""
+"""Mistakes that type checkers find: each line with a mistake has a comment with mypy's code."""
 
 from __future__ import annotations
 

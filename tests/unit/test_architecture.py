@@ -84,7 +84,7 @@ def test_every_name_after_a_link_is_in_that_file(page: Path) -> None:
     named = [(target, name) for _, target, names in links(page) for name in names]
     assert len(named) > 8
     for target, name in named:
-        assert target.is_file(), f"{page.name}: {name} is said to be in {target}, which is no file"
+        assert target.is_file(), f"{page.name}: {name} is listed for {target}, which is no file"
         if target.suffix == ".py":
             assert name in defined(target), f"{page.name}: {target.relative_to(ROOT)} has no {name}"
         else:

@@ -42,7 +42,7 @@ def test_row_names_existing_tests_or_states_a_reason(item: str, test: str, backe
     for path, name in named:
         assert (TESTS / path).is_file(), f"{item}: there is no {path}"
         assert name.startswith("test_") and name in functions(path), f"{item}: {path} has no {name}"
-    assert len(named) == test.count("::"), f"{item}: a test is named in a way that is not understood: {test}"
+    assert len(named) == test.count("::"), f"{item}: a test has a name in an unknown format: {test}"
     if named:
         assert backend and set(backend.split(", ")) <= set(BACKENDS), f"{item}: {backend!r}"
     else:

@@ -44,7 +44,7 @@ def test_no_module_is_in_a_circle_of_imports(imports: list[Import]) -> None:
 @pytest.mark.parametrize("link", PARENT_LINKS, ids=" -> ".join)
 def test_parent_link_is_an_annotation_and_closes_a_circle(imports: list[Import], link: tuple[str, str]) -> None:
     places = [each for each in imports if each[:2] == link]
-    assert places, f"{' -> '.join(link)} is no import any more: remove it from PARENT_LINKS"
+    assert places, f"{' -> '.join(link)} is no longer an import: remove it from PARENT_LINKS"
     assert all(each.annotation_only for each in places), f"not only an annotation: {', '.join(map(str, places))}"
     downward = [each for each in imports if each[:2] not in PARENT_LINKS]
     assert circles([*downward, *places]), f"{' -> '.join(link)} closes no circle: remove it from PARENT_LINKS"

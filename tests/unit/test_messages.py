@@ -76,7 +76,7 @@ def _reasons(call: ast.Call) -> set[str]:
 
 
 def _has_fix(call: ast.Call) -> bool:
-    """Returns whether a call has a message beside the reason, and a fix."""
+    """Returns whether a call has a message in addition to the reason, and a fix."""
     return len(call.args) >= 2 and any(each.arg == "fix" for each in call.keywords)
 
 

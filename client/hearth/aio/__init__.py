@@ -16,13 +16,13 @@ code that sends a request and reads its answer (`hearth.session.reply.PendingRes
 in this package.
 
 **Waiting takes no thread.** An answer completes a future of the event loop. The thread that receives the session's
-answers, which exists anyway, sets the future, so thousands of answers may be awaited at once. Threads are used only
+answers, which exists anyway, sets the future, so thousands of answers may be awaited together. Threads are used only
 for: connecting, attaching and closing; calls about the node (`describe`, `status`, `publish`, `attach`, groups over
 daemons); arrays above the inline limit (1 MiB; for reads 512 KiB, after some reads of that size); and dispatches with
-such arrays. On the daemon's host such arrays are transferred through shared memory: a thread tells the device where the
-bytes are, and copies them, and no thread waits for the transfer. On other hosts a thread carries out the whole
-transfer. The threads are daemon threads, at most eighteen for each node (`hearth.aio.event_loop`), started on demand
-and ended after being idle for 2 s.
+such arrays. On the daemon's host such arrays are transferred through shared memory: a thread sends the device the
+location of the bytes, and copies them, and no thread waits for the transfer. On other hosts a thread carries out the
+whole transfer. The threads are daemon threads, at most eighteen for each node (`hearth.aio.event_loop`), started on
+demand and ended after being idle for 2 s.
 
 **No call blocks the event loop.** Plain calls that would wait in a thread of the other client do not wait here.
 Commands may be submitted before the device is attached. A large array is copied when the call returns, and is
@@ -31,9 +31,9 @@ transferred in the background. A full queue accepts four times the amount that i
 copied: the device reads it in the order of the stream, and it must stay unchanged until the stream has been
 synchronized. The same applies to an array in this process's own GPU memory (CuPy, PyTorch), which a thread copies
 through the host. A program that submits work without ever waiting for a result should await ``gpu.ready()`` from time
-to time, like the `drain` of a stream writer. After a `DeviceLostError` a plain call works at once, because the device
-is attached again in the background; but while durable arrays are being restored, it raises `UnavailableError` until
-``await gpu.ready()`` has returned.
+to time, like the `drain` of a stream writer. After a `DeviceLostError` a plain call succeeds immediately, because the
+device is attached again in the background; but while durable arrays are being restored, it raises `UnavailableError`
+until ``await gpu.ready()`` has returned.
 
 **Cancelling** an await, for example by `asyncio.timeout`, leaves the session as it was: the work continues, its answer
 is dropped, and earlier failures are raised by the next `synchronize`, `get`, `flush` or end of a profile. After the

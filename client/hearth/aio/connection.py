@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMES = 4
-"""Factor by which an event loop may fill the queue beyond the limit at which a thread has to wait."""
+"""Factor by which an event loop may fill the queue beyond the limit at which a thread must wait."""
 UPLOADS_SOFT = 256 << 20
 UPLOADS_HARD = 1 << 30
 """Limits on the bytes of large arrays being uploaded: above `UPLOADS_SOFT`, `LoopConnection` waits; above
@@ -163,7 +163,7 @@ class LoopConnection(Connection):
         self.home = home
         self.uploads_soft = UPLOADS_SOFT
         self.uploads_hard = UPLOADS_HARD
-        """Bytes of large arrays that may be on their way: beyond the first `ready` waits, beyond the second a call
+        """Bytes of large arrays that may be in transit: beyond the first `ready` waits, beyond the second a call
         raises."""
         self.uploading = 0
         """Bytes of large arrays that are being uploaded."""
@@ -337,7 +337,7 @@ class LoopConnection(Connection):
 
 
 def queue_full(description: str) -> QuotaExceededError:
-    """Builds the error of a call that would have to wait; `description` describes the full queue."""
+    """Builds the error of a call that would block; `description` describes the full queue."""
     return QuotaExceededError(
         f"{description}, and this call cannot wait in an event loop.",
         reason="QUEUE_FULL",

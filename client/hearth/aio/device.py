@@ -56,8 +56,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     async def ready(self) -> None:
         """Returns when plain calls succeed: the device is attached, also after a loss, and its queue has room.
 
-        To be awaited from time to time by a program that submits much work, like the `drain` of a stream writer; and
-        after a `DeviceLostError`, before the next array is made.
+        A program that submits much work should await it from time to time, like the `drain` of a stream writer, and
+        after a `DeviceLostError`, before it makes the next array.
 
         Raises:
             UnavailableError: The device is not available within the node's `timeout`.
@@ -100,7 +100,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     async def cancel(self) -> int:
         """Cancels this session's commands that the device has not begun, as `Stream.cancel` does on each stream.
 
-        Returns when the device has answered, before its work under way is done; see `hearth.Device.cancel`.
+        Returns when the device has answered, before its running work is done; see `hearth.Device.cancel`.
 
         Returns:
             Number of commands and launches that were cancelled.
@@ -239,7 +239,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             tenant: Tenant that published it; None: this session's own.
             shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
-            wait: Seconds to wait until the name is published; 0: it has to be published already.
+            wait: Seconds to wait until the name is published; 0: it must be published already.
 
         Returns:
             The array.
@@ -263,7 +263,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Args:
             name: The published name.
-            wait: Seconds to wait until the name is published; 0: it has to be published already.
+            wait: Seconds to wait until the name is published; 0: it must be published already.
 
         Returns:
             The event.
@@ -325,7 +325,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill after the kernel is done, or None for a new one.
             mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
-            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cooperative: Makes the whole grid resident together, as in a launch; ``"fit"`` reduces a larger grid.
             cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
@@ -390,7 +390,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             timed: Measures the times on the device, for `PendingDispatch.timing`.
             copy: False avoids a copy of large inputs, which must then stay unchanged until the dispatch is done.
             mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
-            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cooperative: Makes the whole grid resident together, as in a launch; ``"fit"`` reduces a larger grid.
             cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
@@ -591,6 +591,6 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
     def _at_host(self, a: Any) -> Any:
         raise UnsupportedError(
-            f"{a!r} has to be converted on the host, and this call cannot wait for that in an event loop.",
+            f"{a!r} must be converted on the host, and this call cannot wait for that in an event loop.",
             fix="use gpu.asarray(await x.get(), dtype).",
         )

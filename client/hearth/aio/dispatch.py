@@ -102,7 +102,7 @@ class PendingDispatch(BasePendingDispatch):
 class _DispatchTask:
     """Transfers the bytes of one dispatch.
 
-    If memory is shared, a thread tells the device where the bytes are, and another copies the outputs after the
+    If memory is shared, a thread sends the device the location of the bytes, and another copies the outputs after the
     dispatch is answered; no thread waits in between. Otherwise one thread carries out all transfers.
     """
 

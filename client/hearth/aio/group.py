@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
     """A `hearth.Group` for asyncio: operations are plain calls, sent one way.
 
-    A group of one session's devices, ``Group(node.devices)``, can be used at once. A group over several sessions is
+    A group of one session's devices, ``Group(node.devices)``, is ready for use. A group over several sessions is
     formed when it is awaited or entered: ``group = await Group([a.device(0), b.device(0)])`` or ``async with Group(...)
     as group:``. Before two of its ranks on different daemons send to each other outside of a batch, call ``await
     group.pair(rank, peer)``.

@@ -63,7 +63,7 @@ def connect(
         launch_timeout: Time limit in seconds of launches that have no timeout; 0: the daemon's default.
         lanes: Uses direct connections to the device processes if the daemon offers them.
         wait_for_ready: Tries again for `timeout` seconds in total while no daemon is ready. By default the first
-            failure is raised at once, except that of an overloaded daemon, which says when to try again.
+            failure is raised immediately, except that of an overloaded daemon, which says when to try again.
         **unknown: No other keyword is accepted.
 
     Returns:
@@ -158,7 +158,7 @@ class Node(AsyncWith, BaseNode["Device"]):
 
     @telemetry.traced("hearth.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Returns when all work of this session is done, on all its devices at once.
+        """Returns when all work of this session is done, on all its devices.
 
         Args:
             timeout: Seconds to wait at most for the answers of the devices; None: no limit.

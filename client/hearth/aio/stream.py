@@ -50,9 +50,9 @@ class Stream(BaseStream):
     async def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.
 
-        Returns when the device has answered, before its work under way is done.
+        Returns when the device has answered, before its running work is done.
 
-        The work under way completes, and the arrays keep the contents that it gives them. Streams and arrays remain
+        Work that has begun completes, and the arrays keep the contents that it gives them. Streams and arrays remain
         usable. Cancelled commands fail with `CancelledError`: those that return a result raise it there, all others at
         the next `synchronize`.
 
@@ -85,7 +85,7 @@ class Stream(BaseStream):
 
         Args:
             mode: ``"thread_local"`` (also ``"global"``, and None): launches, copies and fills of this task on streams
-                outside the capture raise an error. ``"relaxed"``: they run at once. CUDA's numbers 0 (global), 1
+                outside the capture raise an error. ``"relaxed"``: they run immediately. CUDA's numbers 0 (global), 1
                 (thread-local) and 2 (relaxed) are accepted as well.
 
         Raises:

@@ -1,9 +1,9 @@
 """Transfers of large arrays for asyncio.
 
 The command that writes or reads an array is ordered on its stream, and the bytes are transferred separately. On the
-daemon's host, bytes are transferred through shared memory (`hearth.transfer.registered`): a thread only tells the
-device where the bytes are, which does not wait for the device, and copies downloads to their destination. On other
-hosts, a thread carries out the transfer.
+daemon's host, bytes are transferred through shared memory (`hearth.transfer.registered`): a thread sends the device the
+location of the bytes, without waiting for the device, and copies downloads to their destination. On other hosts, a
+thread carries out the transfer.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Transfer:
 
 @contextlib.contextmanager
 def _counted(connection: LoopConnection, size: int) -> Iterator[None]:
-    """Context in which an upload begins: counts its bytes, which are on their way if the block raises no error.
+    """Context in which an upload begins: counts its bytes, which are in transit if the block raises no error.
 
     Raises `QuotaExceededError` if too many bytes are being uploaded.
     """
@@ -247,7 +247,7 @@ class _Download(_Transfer):
     """A download.
 
     It completes whether or not a task waits for it, because the daemon keeps the bytes until they are received, and
-    work behind the read waits for that.
+    later work on the stream waits for that.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class _Download(_Transfer):
             destination = registered.download(connection, attachment, number, buffer)
         self._buffer = buffer
         if destination is not None and destination.guaranteed:
-            reply.on_error = partial(registered.mark_spoiled, buffer)  # the session thereby keeps `buffer` alive
+            reply.on_error = partial(registered.mark_spoiled, buffer)  # keeps `buffer` alive in the session
             if reply.error is not None:
                 registered.mark_spoiled(buffer)
             return True

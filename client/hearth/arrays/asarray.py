@@ -42,7 +42,7 @@ class GpuMemory(NamedTuple):
 
 
 def memory_behind(obj: Any, stream: Any) -> GpuMemory:
-    """Describes GPU memory of this process behind the work of a CUDA stream of this process.
+    """Describes GPU memory of this process, to be read after the work of a CUDA stream of this process.
 
     Args:
         obj: The object.

@@ -120,7 +120,7 @@ def _is_aligned(array: ArrayLike) -> bool:
 
 
 def is_supported(*dtypes: np.dtype[Any] | None) -> bool:
-    """Returns True if the device converts between these dtypes; None stands for no dtype and counts as known."""
+    """Returns True if the device converts between these dtypes; None means no dtype and counts as known."""
     return all(dtype is None or (dtype.name in _NAMES and dtype.isbuiltin != 0) for dtype in dtypes)
 
 

@@ -80,7 +80,7 @@ class ManyReads:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def steps(self, on: BaseStream | None) -> Iterator[tuple[int, PendingResult[None] | None]]:
-        """Sends the reads, and generates what the caller has to wait for, one step after the other.
+        """Sends the reads, and yields one step at a time, each with the answer for which the caller must wait.
 
         Args:
             on: Stream that orders the reads; None: the current one.

@@ -160,7 +160,7 @@ class Publications:
             threading.Thread(target=work, name="hearth-attach", daemon=True).start()
 
     def _free_attached(self, request: device_pb2.AttachBufferRequest) -> None:
-        """Repeats the request, which tells whether the buffer is attached, and frees the buffer.
+        """Repeats the request, whose answer shows whether the buffer is attached, and frees the buffer.
 
         Repeats both until they are answered, the connection is closed, or the daemon was unreachable for the time of
         the session's lease.

@@ -120,7 +120,7 @@ def _broadcast(array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
 
 
 def _spread(target: ArrayLike, leading_axes: int, write: Callable[[ArrayLike], None]) -> None:
-    """Fills the first block of `target` by `write`, and repeats it in all other blocks.
+    """Fills the first block of `target` by `write`, and copies it to all other blocks.
 
     A block has one index on each of the first `leading_axes` axes, and all elements of the other axes. Copies on the
     device repeat it; each copy doubles the part that is filled.

@@ -134,7 +134,7 @@ def reshaped_strides(
         return strides_of(new_shape, itemsize)
     axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
     new_strides: list[int] = []  # strides of the new axes, innermost first
-    distance = itemsize  # stride of a new axis of length 1 behind all others
+    distance = itemsize  # stride of a new axis of length 1 after all others
     remaining = list(new_shape)
     while axes:
         length, distance = axes.pop()
@@ -203,7 +203,7 @@ def _fine(destination: RowLayout, source: RowLayout) -> Iterator[StridedCopy]:
 
 
 def doublings(rows: RowLayout) -> Iterator[StridedCopy]:
-    """Generates the copies that repeat the first row in all rows; each copy doubles the part that is filled."""
+    """Generates the copies that copy the first row to all other rows; each copy doubles the part that is filled."""
     done = 1
     while done < rows.rows:
         more = min(done, rows.rows - done)

@@ -130,7 +130,7 @@ class CommonAxes(NamedTuple):
         )
 
     def unit(self, destination_start: int, source_start: int) -> int:
-        """Returns the largest number of bytes, a power of two up to 16, that a thread can copy at once.
+        """Returns the largest number of bytes, a power of two up to 16, that a thread can copy with one access.
 
         Args:
             destination_start: Offset in bytes of the destination's first element in its buffer.
@@ -275,7 +275,7 @@ def _structure() -> Any:
 
 @cache
 def _source(unit: int) -> str:
-    """Returns the source of the kernel that copies `unit` bytes at once."""
+    """Returns the source of the kernel whose threads copy `unit` bytes with one access."""
     return _SOURCE.substitute(max_axes=MAX_AXES, type=_TYPES[unit])
 
 

@@ -3,5 +3,5 @@
 Covers calls that wait. Does not cover the code that these classes share with their siblings in `hearth.aio`, which is
 in the modules named ``base_*`` below.
 
-Above: `hearth.dask`. Beside: `hearth.aio`. Below: `hearth.collectives`.
+Above: `hearth.dask`. Same layer: `hearth.aio`. Below: `hearth.collectives`.
 """

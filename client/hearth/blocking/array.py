@@ -62,7 +62,7 @@ class DeviceArray(BaseArray):
         Args:
             out: Host array of the same shape and dtype to fill; None: a new one.
             stream: Stream that orders the read; None: the current one.
-            blocking: False returns at once if `out` lies in pinned memory (`hearth.empty_pinned`) and is C-contiguous:
+            blocking: False returns without waiting if `out` lies in pinned memory and is C-contiguous:
                 `out` is filled in the order of the stream, and must not be read before the stream has been
                 synchronized, which raises failures. In other cases (ordinary memory, a device of another host) the call
                 blocks nevertheless.

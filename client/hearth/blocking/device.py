@@ -250,7 +250,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Args:
             name: The published name.
-            wait: Seconds to wait until the name is published; 0: it has to be published already.
+            wait: Seconds to wait until the name is published; 0: it must be published already.
 
         Returns:
             The event.
@@ -382,7 +382,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill after the kernel is done, or None for a new one.
             mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
-            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cooperative: Makes the whole grid resident together, as in a launch; ``"fit"`` reduces a larger grid.
             cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
@@ -439,9 +439,10 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             stream: Stream to run on; None: the current one.
             out: For each output an array to fill by the end of `PendingDispatch.result`, or None for a new one.
             timed: Measures the times on the device, for `PendingDispatch.timing`.
-            copy: Copies large inputs, which may then be changed at once; False: only when the dispatch is done.
+            copy: True copies large inputs, so that they may be changed immediately; False: they must stay unchanged
+                until the dispatch is done.
             mode: ``"checked"``, ``"validate"`` or ``"unchecked"``, as in a launch.
-            cooperative: Makes the whole grid resident at once, as in a launch; ``"fit"`` reduces a larger grid.
+            cooperative: Makes the whole grid resident together, as in a launch; ``"fit"`` reduces a larger grid.
             cluster: Blocks of a cluster along each axis, as in a launch; None: no clusters.
             attributes: Attributes of every launch of the kernel, as in a launch; None: none.
             **unknown: No other keyword is accepted.
@@ -564,7 +565,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             tenant: Tenant that published it; None: this session's own.
             shape: Shape to view the memory with; None: the publisher's.
             dtype: Element type to view the memory with; None: the publisher's.
-            wait: Seconds to wait until the name is published; 0: it has to be published already.
+            wait: Seconds to wait until the name is published; 0: it must be published already.
 
         Returns:
             The array.

@@ -131,7 +131,7 @@ class Function(BaseFunction):
     def forall(self, n: int, block: int = 0, stream: Any = None, shared_mem: int = 0) -> Callable[..., None]:
         """Binds a launch of at least `n` threads, in blocks of the size with the highest occupancy, as in Numba.
 
-        The grid may have more than `n` threads: the kernel has to compare its index with the number of elements. Waits
+        The grid may have more than `n` threads: the kernel must compare its index with the number of elements. Waits
         for the compile if `block` is 0.
 
         Args:

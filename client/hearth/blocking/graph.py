@@ -39,8 +39,8 @@ class Graph(_Recording, BaseGraph):
 
     The end of the block blocks until the daemon has made the graph, and raises an error if part of the work cannot be
     recorded. An exception in the block discards the graph. Launches, copies and fills in the block on a stream that has
-    not joined the capture raise an error, or run at once with ``gpu.graph(mode="relaxed")``; work of other threads runs
-    as usual. `Stream.begin_capture` and `Stream.end_capture` record a stream of the program without a block.
+    not joined the capture raise an error, or run immediately with ``gpu.graph(mode="relaxed")``; work of other threads
+    runs as usual. `Stream.begin_capture` and `Stream.end_capture` record a stream of the program without a block.
     """
 
     def _finish(self) -> None:

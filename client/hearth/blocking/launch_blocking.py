@@ -1,7 +1,7 @@
 """Attachments of ``HEARTH_LAUNCH_BLOCKING=1``: each launch waits until it is done, so that it raises its own error.
 
 Covers launches of kernels, graphs and prepared lists, and fills and copies on the device, as ``CUDA_LAUNCH_BLOCKING``
-does for CUDA's launches. Does not cover work that is recorded for a graph, collectives, which the other devices have to
+does for CUDA's launches. Does not cover work that is recorded for a graph, collectives, which the other devices must
 join, and `hearth.aio`, where plain calls do not wait. For debugging: nothing runs at the same time on one stream.
 """
 

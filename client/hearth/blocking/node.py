@@ -56,8 +56,8 @@ def connect(
         lanes: Uses direct connections to the device processes if the daemon offers them: for commands on the daemon's
             host, and for large arrays over TCP.
         wait_for_ready: As in gRPC: while no daemon answers, or the daemon is starting, draining or full, tries again
-            for `timeout` seconds in total. By default the first failure is raised at once, except that of an overloaded
-            daemon, which says when to try again.
+            for `timeout` seconds in total. By default the first failure is raised immediately, except that of an
+            overloaded daemon, which says when to try again.
         **unknown: No other keyword is accepted.
 
     Returns:
@@ -140,7 +140,7 @@ class Node(BaseNode["Device"]):
 
     @telemetry.traced("hearth.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Blocks until all work of this session is done, on all its devices at once.
+        """Blocks until all work of this session is done, on all its devices.
 
         Args:
             timeout: Seconds to wait at most; None: no limit.

@@ -42,7 +42,7 @@ class Stream(BaseStream):
 
         Blocks for one request to the device, not for its work.
 
-        The work under way completes, and the arrays keep the contents that it gives them. Streams and arrays remain
+        Work that has begun completes, and the arrays keep the contents that it gives them. Streams and arrays remain
         usable. Cancelled commands fail with `CancelledError`: those that return a result raise it there, all others at
         the next `synchronize`.
 
@@ -73,11 +73,11 @@ class Stream(BaseStream):
         """Begins to record the work of this stream as a graph instead of running it. Does not block.
 
         Launches, copies and fills are recorded until `end_capture`. Another stream joins the capture when it waits for
-        an event of a captured stream; this stream has to wait for an event behind its work before the end.
+        an event of a captured stream; this stream must wait for an event after its work before `end_capture`.
 
         Args:
             mode: ``"thread_local"`` (also ``"global"``, and None): launches, copies and fills of this thread on streams
-                outside the capture raise an error. ``"relaxed"``: they run at once. CUDA's numbers 0 (global), 1
+                outside the capture raise an error. ``"relaxed"``: they run immediately. CUDA's numbers 0 (global), 1
                 (thread-local) and 2 (relaxed) are accepted as well.
 
         Raises:

@@ -40,8 +40,8 @@ def add_to(commands: Any) -> None:
     restart: argparse.ArgumentParser = commands.add_parser(
         "restart-device",
         help="replace a device's processes (requires the right to administer)",
-        description="Replaces a device's processes and removes its fence. Arrays on the device are lost, in all "
-        "sessions. Requires the right to administer.",
+        description="Replaces a device's processes and removes its fence. All sessions lose their arrays on the "
+        "device. Requires the right to administer.",
     )
     restart.add_argument("device", type=connect_options.ordinal, metavar="N", help="number of the device")
     restart.add_argument(

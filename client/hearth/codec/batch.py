@@ -120,7 +120,7 @@ def run_request(seq: int, records: Sequence[bytes], size: int, command: bytes) -
         seq: Sequence number of the batch.
         records: The packed launches; may be empty.
         size: Their size in bytes together.
-        command: The serialized command behind them.
+        command: The serialized command after them.
 
     Returns:
         The serialized request.

@@ -104,7 +104,7 @@ def _read_named_fields(kind: tuple[Any, str], data: bytes | memoryview, names: d
 
 
 class Opened:
-    """Decoder of an `OpenSessionResponse`: decodes by hand the fields that a session needs at once."""
+    """Decoder of an `OpenSessionResponse`: decodes by hand the fields that a session needs immediately."""
 
     @staticmethod
     def FromString(data: bytes) -> Any:
@@ -222,7 +222,7 @@ def read_answer(data: bytes) -> commands_pb2.Result | None:
 
 
 def _numbered(data: bytes, at: int, tag: int) -> tuple[int, int]:
-    """Returns the number after `tag`, and the index behind it. Raises ValueError if another tag is there."""
+    """Returns the number after `tag`, and the index after the number. Raises ValueError if another tag is there."""
     if data[at] != tag:
         raise ValueError(tag)
     return _number(data, at + 1)

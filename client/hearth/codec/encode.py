@@ -45,7 +45,7 @@ def _count(tag: int, value: int) -> bytes:
 
 
 def _bytes(tag: int, *parts: bytes | memoryview) -> bytes:
-    """Encodes a field of bytes, text or a message, made of several parts."""
+    """Encodes a field of bytes, text or a message; its value is the concatenation of several parts."""
     return b"".join((number(tag), number(sum(map(len, parts))), *parts))
 
 

@@ -43,7 +43,7 @@ A = TypeVar("A", bound=BaseArray)
 class BaseGroup(Generic[D, A]):
     """Abstract group of devices, in which every rank takes part in collective operations.
 
-    What holds for all operations stands in `hearth.Group`: order, errors, and `arrays`, `outs` and `timeout`.
+    `hearth.Group` documents the rules of all operations: order, errors, and `arrays`, `outs` and `timeout`.
     """
 
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Submission of the parts of an operation, for all ranks of this process at once."""
+"""Submission of the parts of an operation, for all ranks of this process together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Completion of a group's last operations, for which the end of the group waits.
 
-Operations are sent one way, and a daemon that leaves a group aborts those that are under way. A rank executes its
-operations on one stream in order, so the last operation on each stream stands for all of them.
+Operations are sent one way, and a daemon that leaves a group aborts those that are in progress. A rank executes its
+operations on one stream in order, so they are all done when the last operation on each stream is done.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class LastOperation:
 
     @property
     def _refused(self) -> bool:
-        """True if the stream recorded a graph when the requests arrived, whose answers say nothing then."""
+        """True if the stream recorded a graph when the requests arrived, so that they were refused."""
         errors = [reply.error for reply in self._replies]
         return any(error is not None and error.reason == "CAPTURE_INVALID" for error in errors)
 
     def request(self) -> None:
         """Requests an answer as soon as the stream's collectives are done, unless the stream is being captured.
 
-        Does nothing if an answer is due. Each command is a request, whose error is answered; the error of another
+        Does nothing if an answer is pending. Each command is a request, whose error is answered; the error of another
         command would be reported to the program.
         """
         if (self._replies and not self._refused) or (self._stream is not None and self._stream.is_capturing()):
@@ -92,7 +92,7 @@ class LastOperations:
         """By group, rank and stream, the one that was used last at the end."""
 
     def __len__(self) -> int:
-        """Returns the number of streams whose operations may be under way."""
+        """Returns the number of streams whose operations may be in progress."""
         return len(self._operations)
 
     def record(self, group: bytes, rank: int, operation: LastOperation) -> None:

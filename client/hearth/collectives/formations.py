@@ -99,7 +99,7 @@ class Formations:
     def leave(self, lost: Collection[int] = ()) -> list[bytes]:
         """Leaves all groups, also one that another thread is forming. Returns the ids of the groups.
 
-        A group whose operations are under way is left when they are done. Blocks for `LEAVE_S` seconds at most; then
+        A group whose operations are in progress is left when they are done. Blocks for `LEAVE_S` seconds at most; then
         the rest happens in the background.
 
         Args:

@@ -28,7 +28,7 @@ _VARIABLES = {"ca": "HEARTH_CA", "certificate": "HEARTH_CERTIFICATE", "key": "HE
 
 Metadata = tuple[tuple[str, str], ...]
 TICKET_S = 5.0
-"""Seconds that the daemon has to give a ticket."""
+"""Time limit in seconds for the daemon's ticket."""
 _MAX_TICKET_BYTES = 4096
 
 
@@ -147,7 +147,7 @@ def of_session(session_token: str) -> Metadata:
 
 
 def identity_path(path: str) -> str:
-    """Returns the path of the socket that identifies its clients: ``hearth-identity.sock`` beside ``hearth.sock``."""
+    """Returns the path of the socket that identifies its clients: ``hearth-identity.sock`` next to ``hearth.sock``."""
     folder, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)  # noqa: PTH122 - see `is_socket`
     return os.path.join(folder, f"{stem}-identity{suffix}")  # noqa: PTH118

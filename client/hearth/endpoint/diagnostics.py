@@ -211,8 +211,8 @@ def _probe(target: Target) -> str:
             _connect(target) as connection,
             context.wrap_socket(connection, server_hostname=_host(target)) as secured,
         ):
-            # A daemon sends its HTTP/2 settings at once; a daemon that misses a certificate closes the connection,
-            # with or without an alert.
+            # A daemon sends its HTTP/2 settings immediately; a daemon that requires a client certificate closes the
+            # connection, with or without an alert.
             return TLS if secured.recv(1) else WANTS_CERTIFICATE
     except ssl.SSLError as error:
         if "CERTIFICATE_REQUIRED" in (error.reason or "") or "ALERT" in (error.reason or ""):

@@ -1,9 +1,9 @@
-"""Repetition of calls for which the daemon says that a repetition may succeed.
+"""Retries of calls whose error says that a further attempt may succeed.
 
 The rules are those of gRPC as far as they suit users. The pause before the next attempt is at least the time that the
 daemon gave (`HearthError.retry_after`, gRPC's RetryInfo), and at least a backoff that grows from attempt to attempt.
 Both have jitter, so that clients that were refused together do not return together. All attempts share one deadline; if
-the next attempt would be too late, the error is raised at once.
+the next attempt would be too late, the error is raised immediately.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def retry_after_failure(
         failed: The error of the first attempt.
         attempt: The function, which receives the seconds left.
         timeout: Seconds for all further attempts together.
-        reasons: Reasons for which a further attempt is made; other errors are raised at once.
+        reasons: Reasons for which a further attempt is made; other errors are raised immediately.
 
     Returns:
         The result of `attempt`.

@@ -12,7 +12,7 @@ DEFAULT_PORT = 7421
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 SYSTEM_SOCKET = "/run/hearth/hearth.sock"
 LOCAL = "local"
-"""Target that stands for this machine's daemon."""
+"""Target that selects this machine's daemon."""
 _TLS = "https://"
 _MAX_PATH = 107
 """Maximum length of a Unix socket's path in bytes."""

@@ -248,7 +248,7 @@ class BaseGraph(CupyNames, Program):
     def else_(self) -> Iterator[None]:
         """Records the work in the block as the other body of an `if_`: ``with g.else_():``.
 
-        Comes directly behind the block of the `if_`, with no other work, event or wait between the two. Each launch of
+        Must follow the block of the `if_` directly, with no other work, event or wait between the two. Each launch of
         the graph runs this body if the value of the condition is 0 when the device reaches the `if_`.
 
         Raises:
@@ -481,7 +481,7 @@ class BaseGraph(CupyNames, Program):
 
 
 MODES = {None: False, "global": False, "thread_local": False, "relaxed": True, 0: False, 1: False, 2: True}
-"""Modes of a capture, with CUDA's names and numbers: True if work on streams outside the capture runs at once."""
+"""Modes of a capture, with CUDA's names and numbers: True if work on streams outside the capture runs immediately."""
 
 
 def _relaxed(mode: str | int | None) -> bool:
@@ -490,7 +490,7 @@ def _relaxed(mode: str | int | None) -> bool:
         raise ArgumentError(
             f"mode is {mode!r}, which is no mode of a capture.",
             fix='choose "thread_local", which refuses work on streams outside the capture, or "relaxed", in which such '
-            "work runs at once.",
+            "work runs immediately.",
         )
     return relaxed
 

@@ -41,7 +41,7 @@ class CaptureRecorder:
         self.calls: list[LaunchCall] = []
         """The launches that were sent, in order."""
         self.relaxed = relaxed
-        """True if work on streams outside the capture runs at once; False: it is refused."""
+        """True if work on streams outside the capture runs immediately; False: it is refused."""
         self._connection = connection
         self._lock = threading.Lock()
         self._origin = weakref.ref(stream)
@@ -222,6 +222,6 @@ def lost_handle_error(subject: str, connection: Connection, space: Space | None)
     lost_with = f"generation {space.generation} of device {connection.ordinal}" if space else "the connection"
     return InvalidHandleError(
         f"{subject} was lost with {lost_with}.",
-        fix="record it again; kernels and streams remain usable, but arrays have to be created again.",
+        fix="record it again; kernels and streams remain usable, but arrays must be created again.",
         details={} if space is None else {"generation": str(space.generation)},
     )

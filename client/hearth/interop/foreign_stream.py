@@ -2,7 +2,7 @@
 
 An object with the method ``__cuda_stream__``, which returns ``(0, handle)``, is a stream: CuPy's, PyTorch's and
 cuda.core's are. Hearth's own streams do not have the method: their work runs in the daemon, and this process has no
-CUDA stream that stands for them.
+CUDA stream for that work.
 """
 
 from __future__ import annotations

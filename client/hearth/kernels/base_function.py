@@ -134,7 +134,7 @@ class BaseFunction(CupyNames):
                 reports writes to them (slow, copies each array); or ``"unchecked"``, which leaves the check of the
                 geometry to the driver. ``"validate"`` also reports reads: on the CPU backend, with accesses up to 64
                 GiB away, and on a GPU in the red zones, for a module compiled with ``-fsanitize=address``.
-            cooperative: Makes the whole grid resident at once, so that the grid can synchronize. Always True for a
+            cooperative: Makes the whole grid resident together, so that the grid can synchronize. Always True for a
                 kernel of a module with `enable_cooperative_groups`. ``"fit"`` launches at most as many blocks as can be
                 resident: a larger grid with one block along y and z is reduced, and the next call that waits for the
                 device gives a `RuntimeWarning` that names the line of the launch; any other grid is refused.

@@ -95,7 +95,7 @@ class Job:
         self._dropped = False
         self.reply: Reply = attachment.request(command)
         self.transfers = DispatchBytes(connection, attachment, self.reply, uploads, outputs)
-        """The transfers besides the command."""
+        """The transfers in addition to the command."""
 
     @property
     def answered(self) -> bool:

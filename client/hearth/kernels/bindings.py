@@ -87,7 +87,7 @@ class Out(HostOperand):
 
     Raises:
         ArgumentError: The shape has a negative axis, or `range` does not lie within it.
-        DtypeError: The shape is not made of whole numbers, or no device has elements of that type.
+        DtypeError: The shape does not consist of integers, or no device has elements of that type.
     """
 
     __slots__ = ("dtype", "range", "shape")
@@ -130,7 +130,7 @@ def in_order(args: Sequence[Any] | None, ins: Sequence[Any], outs: Sequence[Any]
     """Returns the kernel's arguments in order, with host arrays wrapped in `In`.
 
     Args:
-        args: The arguments in order; None: made of the other three.
+        args: The arguments in order; None: the other three, one after the other.
         ins: Inputs.
         outs: Outputs, each ``(shape, dtype)``, `Out`, `InOut` or a device array.
         scalars: Values.

@@ -1,4 +1,4 @@
-"""The transfers of one dispatch besides its command: uploads of large inputs, downloads of large outputs.
+"""The transfers of one dispatch in addition to its command: uploads of large inputs, downloads of large outputs.
 
 On the daemon's host, the bytes are transferred through shared memory, directly from their source or to their
 destination if that memory can be shared. On other hosts, they are transferred like other arrays, over stripes or gRPC
@@ -35,7 +35,7 @@ class Output:
 
     @property
     def into(self) -> memoryview:
-        """The bytes that a transfer has to fill."""
+        """The bytes that a transfer must fill."""
         return plan.host_bytes(self.scratch)
 
     def fill(self, memory: memoryview) -> None:
@@ -144,7 +144,7 @@ class DispatchBytes:
         self._uploads = copied(self._connection, self._attachment, self._uploads)
 
     def offer_memory(self) -> bool:
-        """Tells the device the addresses of bytes in shared memory, if possible; `transfer` does the rest.
+        """Sends the device the addresses of bytes in shared memory, if possible; `transfer` does the rest.
 
         Returns True if no other transfers remain. Does not wait for the device. A second call does nothing.
         """
@@ -284,7 +284,7 @@ class DispatchBytes:
             raise TransferError("the dispatch was cancelled.", reason="CANCELLED", fix="start it again.")
 
     def _add_cancel(self, cancel: Callable[[], None]) -> None:
-        """Adds a function that cancels a transfer; calls it at once if the dispatch has ended."""
+        """Adds a function that cancels a transfer; calls it immediately if the dispatch has ended."""
         with self._lock:
             if not self._ended:
                 self._cancels.append(cancel)

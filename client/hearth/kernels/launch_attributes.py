@@ -1,4 +1,4 @@
-"""Attributes of a launch beside its geometry, with CUDA's names: programmatic dependent launch, priority, L2, domains.
+"""Further attributes of a launch, with CUDA's names: programmatic dependent launch, priority, L2, domains.
 
 >>> attributes = hearth.LaunchAttributes(
 ...     programmatic_stream_serialization=True,

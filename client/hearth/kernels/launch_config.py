@@ -46,7 +46,7 @@ def head(
         shared_mem: Dynamic shared memory in bytes.
         timeout: Time limit in seconds; None: none.
         mode: ``"checked"``, ``"unchecked"`` or ``"validate"``.
-        cooperative: Makes the whole grid resident at once; ``"fit"`` lets the daemon reduce the grid for that.
+        cooperative: Makes the whole grid resident at the same time; ``"fit"`` lets the daemon reduce the grid for that.
         cluster: Blocks of a cluster along each axis; None: no clusters.
         iterations: Number of launches in a row.
         converts_integers: The daemon converts integers to the types of the kernel's parameters.
@@ -90,7 +90,7 @@ def flags_of(mode: str, cooperative: bool | str) -> int:
 
     Args:
         mode: ``"checked"``, ``"unchecked"`` or ``"validate"``.
-        cooperative: Makes the whole grid resident at once; ``"fit"`` lets the daemon reduce the grid for that.
+        cooperative: Makes the whole grid resident at the same time; ``"fit"`` lets the daemon reduce the grid for that.
 
     Raises:
         ArgumentError: `mode` or `cooperative` is invalid.

@@ -1,4 +1,4 @@
-"""Occupancy of a device by a kernel: how many of its blocks run at once, and warnings of grids that exceed that number.
+"""Occupancy of a device by a kernel: the number of resident blocks, and warnings of grids that exceed that number.
 
 Covers the values of the daemon's answer, and the warnings about cooperative launches whose grids the daemon reduces.
 Does not cover the request, which `hearth.kernels.base_function` sends.
@@ -29,7 +29,7 @@ class Occupancy(NamedTuple):
     max_cooperative_blocks: int
     """The largest grid of a cooperative launch; 0 if the device does not support cooperative launches."""
     max_clusters: int
-    """Clusters that can be resident on the device at once; only set if a cluster was given."""
+    """Clusters that can be resident on the device at the same time; only set if a cluster was given."""
     suggested_block: int
     """Threads of the block size that gives the highest occupancy."""
 
@@ -56,8 +56,8 @@ def occupancy_of(answer: commands_pb2.Result) -> Occupancy:
 class FitWarnings:
     """The warnings about launches of one kernel whose grids the daemon reduces: each geometry is compared once.
 
-    A launch is sent one way, so the client does not know the limit when it launches. It requests the occupancy beside
-    the launch, and the next call that waits for the device gives the warning.
+    A launch is sent one way, so the client does not know the limit when it launches. It requests the occupancy together
+    with the launch, and the next call that waits for the device gives the warning.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class FitWarnings:
             limit = pending.wait().max_cooperative_blocks
             if 0 < limit < blocks:
                 text = (
-                    f"launch of {name}: the grid is reduced from {blocks} to {limit} blocks, which is how many can be "
-                    "resident at once. Fix: compute the grid from occupancy(block).max_cooperative_blocks."
+                    f"launch of {name}: the grid is reduced from {blocks} to {limit} blocks, the maximum that can be "
+                    "resident at the same time. Fix: compute the grid from occupancy(block).max_cooperative_blocks."
                 )
                 line.warn(text)
 

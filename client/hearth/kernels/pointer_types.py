@@ -33,7 +33,7 @@ _NAMES = {
     ),
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, names in _NAMES.items() for name in names}
-"""The dtype of each C++ type that is compared; ``char`` is not, because it also stands for plain bytes."""
+"""The dtype of each C++ type that is compared; ``char`` is not, because it is also the type of plain bytes."""
 _COMPARED = frozenset(_NAMES) | {"uint16", "uint32", "uint64"}
 _NOISE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 _QUALIFIERS = frozenset({"const", "volatile", "__restrict__", "__restrict", "restrict"})
@@ -121,7 +121,7 @@ def _pointed_at(argument: Any) -> str | None:
 
 
 def _parameters(text: str, begin: int) -> tuple[str, ...]:
-    """Splits the parameter list that starts at `begin`, behind its parenthesis, at its commas."""
+    """Splits the parameter list that starts at `begin`, after its opening parenthesis, at its commas."""
     parameters, depth, start = [], 0, begin
     for at in range(begin, len(text)):
         char = text[at]

@@ -60,7 +60,7 @@ class Pointer(DeviceOperand):
 def pointer(array: DeviceOperand, offset: SupportsIndex = 0) -> DeviceOperand:
     """Returns the address of a device array, or of a byte within it.
 
-    The value stands for the pointer in a struct that is passed by value, and is a kernel argument itself. The client
+    The value is a kernel argument, and a field of a struct that is passed by value can have it. The client
     does not know the address: the daemon writes it when the kernel is launched.
 
     Args:
@@ -102,7 +102,7 @@ def pointer(array: DeviceOperand, offset: SupportsIndex = 0) -> DeviceOperand:
 
 
 def is_address(value: object) -> bool:
-    """Tells operands that stand for an address from tensor maps and other objects.
+    """Returns True for an operand that is an address, in contrast to tensor maps and other objects.
 
     Args:
         value: Any object.

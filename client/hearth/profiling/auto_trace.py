@@ -193,7 +193,7 @@ def follow(session: NodeSession, path: str) -> SessionTraces:
 
     Args:
         session: The session.
-        path: The file name, in which ``%p`` stands for the process id.
+        path: The file name, in which ``%p`` is replaced by the process id.
 
     Returns:
         The session's traces.

@@ -77,7 +77,7 @@ class Receipts:
 
     @property
     def has_unreported_downloads(self) -> bool:
-        """True if downloads have to be reported in a receipt that may wait until the sender is idle."""
+        """True if downloads must be reported in a receipt that may wait until the sender is idle."""
         return bool(self._unacknowledged)
 
     def take_request(self) -> bytes:

@@ -1,7 +1,7 @@
 """The attachment to a device, driven by threads: those that submit, one that sends, one that receives.
 
-A lone command is sent at once. While a batch is in flight, further commands gather, so that batches form by themselves
-under load. The receiving thread never blocks on the daemon; a thread that submits faster than the daemon executes does.
+A lone command is sent immediately. While a batch is in flight, further commands gather, so that batches form under
+load. The receiving thread never blocks on the daemon; a thread that submits faster than the daemon executes does.
 The work goes over a lane (`hearth.session.lane_channel`), is held back for a lane, or goes over the Execute stream.
 """
 
@@ -66,7 +66,7 @@ class Attachment:
         """Stores the callbacks.
 
         `requests` yields the request numbers, so that consecutive attachments of a connection share one numbering.
-        `on_end` is called with the attachment, its final error and True if that error has to be reported.
+        `on_end` is called with the attachment, its final error and True if that error must be reported.
         """
         self._timing = timing
         self._yield_interval = timing.yield_interval
@@ -99,13 +99,13 @@ class Attachment:
         self._calls: SimpleQueue[None] = SimpleQueue()
         """Queue that wakes the stream's idle sender; each stream has a separate one."""
         self._sender_waits = False
-        """True if the sender has to be woken when there is something to send. Accessed with the lock held."""
+        """True if the sender must be woken when there is something to send. Accessed with the lock held."""
         self.channel: LaneChannel | None = None
         """The live lane that carries the work; None: the Execute stream carries it."""
         self._hold_deadline = 0.0
         """Monotonic time before which nothing is sent unless a lane goes live; 0: nothing is held back."""
         self._freed: deque[tuple[Kind, int]] = deque()
-        """Handles that were freed and have to be given back to the daemon."""
+        """Handles that were freed here and are not yet reported to the daemon."""
         self._waiting_since = 0.0
         """Monotonic time of the first submission to the empty queue."""
 
@@ -118,7 +118,7 @@ class Attachment:
     # ---- life ----
 
     def adopt(self, space: Space) -> None:
-        """Makes `space` the attachment's space, whose freed handles it gives back from now on.
+        """Makes `space` the attachment's space, whose released handles it frees from now on.
 
         Args:
             space: Device memory of the attachment's generation.
@@ -318,7 +318,7 @@ class Attachment:
             raise
 
     def submit_serialized(self, command: bytes, reply: ReplyLike, *, one_way: bool) -> None:
-        """Queues a serialized command whose `reply` no thread has to wait for. Blocks while the queue is full.
+        """Queues a serialized command whose `reply` need not be waited for. Blocks while the queue is full.
 
         Args:
             command: Serialized command without a request number.

@@ -1,7 +1,7 @@
 """Cancelling of commands that the device has not begun.
 
-A Cancel command is queued behind the commands that it covers, and a separate call makes it take effect at once, ahead
-of everything that is queued between the client and the device.
+A Cancel command is queued after the commands that it covers. A separate call makes it take effect immediately, before
+everything that is queued between the client and the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cancelling:
         """The number of commands and launches that were dropped."""
 
     def put_into_effect(self) -> None:
-        """Has the daemon drop the commands. Blocks for one call; `dropped` still has to be waited for.
+        """Has the daemon drop the commands. Blocks for one call. The caller must still wait for `dropped`.
 
         Raises:
             UnsupportedError: The daemon is of an earlier version.

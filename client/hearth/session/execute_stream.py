@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from hearth.transport.base import Responses, Transport
 
 ATTACH_S = 3.0
-"""Seconds within which an opened stream has to be attached; after that, it is abandoned for another."""
+"""Time limit in seconds for the attach of an opened stream; after that, the stream is replaced by another."""
 _STATUS_S = 5.0
 """Timeout, in seconds, of the daemon's answer about an attachment."""
 _ABSENT_S = 1.0
-"""Seconds for which the daemon has to be absent before the client stops waiting: another daemon may be about to
-start."""
+"""Seconds for which the daemon must be absent before the client stops waiting: another daemon may be about to start."""
 _MAX_OUTAGES = 1000
 _MAX_FRUITLESS_LANES = 5
 """Consecutive lanes without a received frame after which no more are opened."""
@@ -70,7 +69,7 @@ class ExecuteStream:
         threading.Thread(target=self._run, args=(responses,), name=name, daemon=True).start()
 
     def cancel(self) -> None:
-        """Drops the stream; another one continues unless the attachment is over."""
+        """Drops the stream; another one continues unless the attachment has ended."""
         responses = self._responses
         if responses is not None:
             responses.cancel()
@@ -86,7 +85,7 @@ class ExecuteStream:
         return answer
 
     def put_into_effect(self, command: commands_pb2.Command) -> None:
-        """Makes a queued Cancel command take effect at once. Raises `HearthError`.
+        """Makes a queued Cancel command take effect immediately. Raises `HearthError`.
 
         Args:
             command: The command, with its request number.

@@ -46,7 +46,7 @@ class KernelOutput:
                 self._lost += len(oldest)
 
     def call_later(self, warn: Callable[[], None]) -> None:
-        """Queues a call for `deliver`, behind the text that is queued. Never blocks, never raises.
+        """Queues a call for `deliver`, after the text that is queued. Never blocks, never raises.
 
         Args:
             warn: Gives a warning; its exceptions are raised by the call that waits for the device.
@@ -76,7 +76,7 @@ class KernelOutput:
         callback = self.callback
         if callback is None:
             if sys.stdout is not None:
-                with contextlib.suppress(OSError, ValueError):  # stdout is closed, or its reader has gone
+                with contextlib.suppress(OSError, ValueError):  # stdout is closed, or its reader has ended
                     sys.stdout.write(text)
                     sys.stdout.flush()
             return

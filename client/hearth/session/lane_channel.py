@@ -68,7 +68,7 @@ class LaneChannel:
         self._timing = timing
         self._request_window_s = timing.request_window
         self.error: HearthError | None = None
-        """Reason for which the lane ended, if it ended by itself."""
+        """Reason for which the lane ended, unless this side closed it."""
         self.lane = lane
         """The lane, which sends and receives frames over its socket."""
         self._owner = owner
@@ -346,7 +346,7 @@ class LaneChannel:
             self._leave_role(thread)
 
     def interrupted(self, thread: int) -> None:
-        """Gives back the role of a thread that left `receive_for` by an exception, or never entered it.
+        """Releases the role of a thread that left `receive_for` by an exception, or never entered it.
 
         The exception is, for example, KeyboardInterrupt.
 

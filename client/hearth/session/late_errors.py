@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MAX_ERRORS = 64
 
 NO_STREAM = -1
-"""Stream number that stands for no particular stream."""
+"""Stream number of an error that belongs to no particular stream."""
 
 
 class ErrorOrigin(NamedTuple):

@@ -16,8 +16,7 @@ from hearth.codec import encode
 from hearth_proto.later import commands_pb2
 
 FREES = 50_000
-"""Maximum number of buffers that one Free command gives back, so that the command fits a batch however many buffers
-were dropped."""
+"""Maximum number of buffers that one Free command frees, so that the command fits in a batch."""
 _MAX_PLAIN = 64
 """Maximum number of buffers that are encoded without protobuf, which is faster for more buffers than that."""
 
@@ -25,7 +24,7 @@ Kind = Literal["buffer", "stream", "event", "module", "tensor_map", "graph", "pr
 
 
 class DeferredFrees:
-    """Handles whose owners no longer exist, kept until they are given back to the daemon."""
+    """Handles whose owners no longer exist, kept until the daemon is requested to free them."""
 
     __slots__ = ("handles", "on_add")
 
@@ -47,7 +46,7 @@ class DeferredFrees:
 
 
 def free_commands(handles: deque[tuple[Kind, int]]) -> list[commands_pb2.Command | encode.Plain]:
-    """Returns the commands that give `handles` back, and empties `handles`."""
+    """Returns the commands that free `handles`, and empties `handles`."""
     buffers: list[int] = []
     commands: list[commands_pb2.Command | encode.Plain] = []
     while handles:
@@ -94,7 +93,7 @@ class Memory:
         self.handle = handle
         self.size = size
         self.owned = owned
-        """True if this object gives the buffer back; False if another object does (a module for its globals)."""
+        """True if this object frees the buffer; False if another object does (a module for its globals)."""
         self.keep = keep
         self.read_only = False
         """True if the buffer is attached, that is, published by another session."""
@@ -102,7 +101,7 @@ class Memory:
         """True once this session has published the buffer, also after the publication has ended."""
 
     def free(self) -> None:
-        """Gives the buffer back to the daemon, which first waits for the work that uses it.
+        """Requests the daemon to free the buffer, after the work that uses it.
 
         A second call does nothing.
         """

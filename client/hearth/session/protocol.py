@@ -69,7 +69,7 @@ class Session:
         self._unacked_bytes = 0
         self._batch_in_transition: tuple[tuple[int, bytes], QueueMark, int] | None = None
         """The batch that is being taken from the queue, the queue's state without it, and `_unacked_bytes` with it."""
-        # those of `_unacked` that have to be sent, perhaps for the second time
+        # the batches of `_unacked` that must be sent, perhaps for the second time
         self.resend: deque[tuple[int, bytes]] = deque()
         self._answers_due: set[int] = set()  # requests that the daemon had received when the stream broke
         self._last_received = 0
@@ -258,7 +258,7 @@ class Session:
         return numbered
 
     def add_ready(self, command: bytes, request: int, reply: ReplyLike, barrier: bool) -> bool:
-        """Adds a command like `add`, and builds its batch immediately, so that the sender only has to take it.
+        """Adds a command like `add`, and builds its batch immediately, so that the sender only needs to take it.
 
         Args:
             command: Serialized command that carries `request`.
@@ -267,7 +267,7 @@ class Session:
             barrier: True if the command's success covers all earlier work; see `add`.
 
         Returns:
-            False, with nothing added, if `next_with` cannot build the batch, because other work has to be sent first.
+            False, with nothing added, if `next_with` cannot build the batch, because other work must be sent first.
         """
         previous_seq = self.next_seq
         try:
@@ -275,7 +275,7 @@ class Session:
             if numbered is None:
                 return False
             self.resend.append(numbered)
-        except BaseException:  # a Ctrl-C: a numbered batch has to be sent, because its number may not be missing
+        except BaseException:  # a Ctrl-C: a numbered batch must be sent, because its number must not be missing
             self.interrupted()
             if self.next_seq != previous_seq and not self.resend:
                 self.resend.append(self._unacked[-1])
@@ -283,7 +283,7 @@ class Session:
         return True
 
     def _next_batch(self) -> tuple[int, bytes] | None:
-        """Returns the next batch: one that has to be sent again, otherwise as much of the queue as fits."""
+        """Returns the next batch: one that must be sent again, otherwise as much of the queue as fits."""
         if not self.sendable:
             return None
         if self.resend:
@@ -313,7 +313,7 @@ class Session:
     def interrupted(self) -> None:
         """Completes `next_numbered` after a Ctrl-C interrupted it.
 
-        The request that it was about to return counts as sent, so the caller has to drop the stream or lane, after
+        The request that it was about to return counts as sent, so the caller must drop the stream or lane, after
         which the request is sent again.
         """
         if self._batch_in_transition is not None:
@@ -358,7 +358,7 @@ class Session:
             error: Error that the attachment's uses raise from now on.
 
         Returns:
-            True if the caller still has to report the error: one-way work is lost or some state is reverted, and no
+            True if the caller must still report the error: one-way work is lost or some state is reverted, and no
             pending reply reports the loss.
         """
         if self.error is not None:

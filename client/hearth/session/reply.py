@@ -102,8 +102,7 @@ class Reply:
     request = 0
     """Number of the request; 0: no number is needed."""
     signalled_result: commands_pb2.Result | None = None
-    """The result that a completion signal stands for (`memory_segments.Signals`); None: no signal completes the
-    reply."""
+    """The result that a completion signal implies (`memory_segments.Signals`); None: no signal completes the reply."""
     on_error: Callable[[], None] | None = None
     """Called when the command fails, so that a transfer waiting for the same command ends."""
     on_late_error: Callable[[HearthError], None] | None = None
@@ -240,7 +239,7 @@ class Reply:
         Until `unlisten`, another thread receives.
 
         Args:
-            notify: Called by the receiving thread once the reply is answered, or at once if it is; must not block.
+            notify: Called by the receiving thread when the reply is answered, or immediately if it is; must not block.
         """
         self._waiters.listen(1)
         self.on_answer = notify
@@ -289,7 +288,7 @@ class Reply:
             wakeups.put(None)  # another thread may wait for the same reply
 
     def wake(self) -> None:
-        """Wakes the thread that sleeps on this reply; if none does, the next thread to sleep returns at once."""
+        """Wakes the thread that sleeps on this reply; if none does, the next thread to sleep returns immediately."""
         self._wakeup_queue().put(None)
 
     def _wakeup_queue(self) -> SimpleQueue[None]:
@@ -347,7 +346,7 @@ class DoneCallback:
         Args:
             reply: Reply to the request, for which no other thread waits.
             deliver: Passes a function on to the thread or event loop that calls it; must not block. Called once, by
-                the receiving thread, or at once if the answer has arrived.
+                the receiving thread, or immediately if the answer has arrived.
             call: The callback.
             subject: The event that the request names, which is kept until the answer has arrived.
         """

@@ -92,7 +92,7 @@ class SendQueue:
         self.entries: deque[tuple[bytes, int]] = deque()
         """Serialized commands, each with the number of launches that it carries (or 1)."""
         self.run: list[bytes] = []
-        """Consecutive launches behind the entries, which will share one command."""
+        """Consecutive launches after the entries, which will share one command."""
         self.run_bytes = 0
         self.closing: tuple[bytes, int] | None = None
         """The run that is being added to the entries; None: no run is."""
@@ -187,7 +187,7 @@ class SendQueue:
 
     @property
     def full(self) -> bool:
-        """True if submitting threads have to wait, because the daemon does not keep up."""
+        """True if submitting threads must wait, because the daemon does not keep up."""
         return self.queued >= self.max_commands or self.queued_bytes >= self.max_bytes
 
     def gather(self, room: int, alone: bool) -> tuple[list[bytes], QueueMark]:

@@ -31,8 +31,8 @@ class Timing:
         """Maximum time for which work is held back for a lane, while the daemon finishes the commands that it received
         before."""
         self.idle = idle
-        """Time after which a sending thread checks for work by itself: the maximum delay of a buffer's free if a Ctrl-C
-        interrupted `Attachment._handle_freed` before it had woken the sender."""
+        """Time after which a sending thread checks for work without a wake-up: the maximum delay of a buffer's free if
+        a Ctrl-C interrupted `Attachment._handle_freed` before it had woken the sender."""
         self.yield_interval = yield_interval
         """Time for which sendable commands may stay in the queue before the submitting thread yields to other
         threads."""
@@ -50,8 +50,8 @@ class Timing:
         """Interval at which the background thread checks whether it is needed after another thread has received."""
         self.slow_tick = slow_tick
         """Interval of that check after the same waiting thread has received for a whole tick, as in a series of large
-        copies. If such a thread woke the background thread on leaving, it would have to acquire the interpreter lock
-        once more each time."""
+        copies. If such a thread woke the background thread on leaving, it would need to acquire the interpreter lock
+        one additional time."""
         self.silence = silence
         """Time without a message from the daemon after which the watchdog asks it."""
         self.recheck = recheck

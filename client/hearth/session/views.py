@@ -13,7 +13,7 @@ class AttachmentView:
     """State of an attachment's sending thread."""
 
     sender_waits: bool
-    """True while the thread sleeps and has to be woken when there is work."""
+    """True while the thread sleeps and must be woken when there is work."""
     calls: int
     """Number of wake-ups that the thread has not taken."""
 

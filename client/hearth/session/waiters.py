@@ -1,6 +1,6 @@
 """Threads and event loops that wait for the answers of one attachment.
 
-If answers arrive over a lane and no other thread receives, a waiting thread receives by itself (Leader/Followers).
+If answers arrive over a lane and no other thread receives, a waiting thread becomes the receiver (Leader/Followers).
 Otherwise it sleeps until it is woken.
 """
 
@@ -115,7 +115,7 @@ class Waiters:
             raise
 
     def _withdraw(self, reply: Reply, thread: int, channel: LaneChannel | None, withdrawn: list[bool]) -> None:
-        """Removes the waiting thread's entry and gives back its role. Appends to `withdrawn` when that is done."""
+        """Removes the waiting thread's entry and releases its role. Appends to `withdrawn` when that is done."""
         with self.lock:
             if reply in self.sleepers:
                 self._remove_sleeper(reply)

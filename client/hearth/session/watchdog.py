@@ -32,13 +32,13 @@ if TYPE_CHECKING:
         """Number of outages after which the stream was resumed."""
 
         def cancel(self) -> None:
-            """Drops the stream; another one continues unless the attachment is over."""
+            """Drops the stream; another one continues unless the attachment has ended."""
 
         def status(self) -> device_pb2.AttachmentStatusResponse:
             """Asks the daemon for its position in the attachment. Raises `HearthError`."""
 
         def put_into_effect(self, command: commands_pb2.Command) -> None:
-            """Makes a queued Cancel command take effect at once. Raises `HearthError`.
+            """Makes a queued Cancel command take effect immediately. Raises `HearthError`.
 
             Args:
                 command: The command, with its request number.
@@ -63,7 +63,7 @@ class ClientPosition(NamedTuple):
 
 
 def missing(client: ClientPosition, daemon: device_pb2.AttachmentStatusResponse) -> str:
-    """Returns the reason why the attachment has to be resumed, or an empty string if nothing is missing.
+    """Returns the reason why the attachment must be resumed, or an empty string if nothing is missing.
 
     Args:
         client: Position of the client.

@@ -13,7 +13,7 @@ MAX_THREADS = 5
 """Maximum number of threads that copy for one transfer; more threads wait for each other (figures of an H100 in
 docs/performance.md)."""
 _LEAVE_S = 5.0
-"""Seconds for which an interrupted caller waits for each of its helpers, which have to finish one piece."""
+"""Seconds for which an interrupted caller waits for each of its helpers, which must finish one piece."""
 
 
 def threads() -> int:

@@ -33,7 +33,7 @@ _S = TypeVar("_S", bound=_Cancellable)
 
 
 def cancel_transfer(connection: Connection, number: int) -> None:
-    """Tells the daemon that a transfer is aborted, even if it has not begun. Does not block.
+    """Notifies the daemon that a transfer is aborted, even if it has not begun. Does not block.
 
     Args:
         connection: Connection to the device.

@@ -27,9 +27,9 @@ def empty_pinned(shape: shapes.Shape, dtype: Any = float, order: Order = "C") ->
     64 KiB, and all arrays on systems without memfd (macOS), lie in ordinary memory. In a graph, ``x.set(a)`` and
     ``x.get(out=a, blocking=False)`` with such an array, or a C-contiguous part of it, are repeated by each launch.
 
-    The memory is reused for other pinned arrays when the array and all views of it are gone. It stays registered with
-    every daemon that it was used with. A forked child process shares the memory, like any shared mapping: writes of
-    each process are visible to the other. Neither process reuses memory that existed at the fork.
+    The memory is reused for other pinned arrays when the array and all views of it no longer exist. It stays registered
+    with every daemon that it was used with. A forked child process shares the memory, like any shared mapping: writes
+    of each process are visible to the other. Neither process reuses memory that existed at the fork.
 
     Args:
         shape: Number of elements along each axis: an int or a sequence.

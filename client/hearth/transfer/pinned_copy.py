@@ -93,7 +93,7 @@ class PinnedCopy:
             blocking: True if the copy is to be waited for.
 
         Returns:
-            False as well if a late error has to be raised first.
+            False as well if a late error must be raised first.
         """
         connection, attachment, segments = self._connection, self._attachment, self._shared.connection
         return (

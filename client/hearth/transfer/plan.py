@@ -142,7 +142,7 @@ def should_use_ring(connection: Connection, size: int) -> bool:
         size: Size of the copy in bytes.
 
     Returns:
-        True if the copy should use the ring, provided that the ring has a slot at once.
+        True if the copy should use the ring, provided that the ring has a slot available immediately.
     """
     if size < MIN_RING_BYTES:
         return False

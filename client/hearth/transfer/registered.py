@@ -85,7 +85,7 @@ def upload(connection: Connection, attachment: Attachment, number: int, data: me
 
     Returns:
         The memory from which the device copies, which must not change until the command is answered; None: the bytes
-        have to take another route.
+        must take another route.
     """
     found = _memory_for(connection, attachment, data)
     if found is None:
@@ -100,8 +100,8 @@ class DownloadLocation(NamedTuple):
 
     memory: memoryview
     guaranteed: bool
-    """True if the bytes will be in `memory`. Otherwise they have to be fetched by another route; only if that fails,
-    and the command succeeds, they are in `memory`."""
+    """True if the bytes will be in `memory`. Otherwise they must be fetched by another route; only if that fails, and
+    the command succeeds, they are in `memory`."""
 
 
 def download(connection: Connection, attachment: Attachment, number: int, into: memoryview) -> DownloadLocation | None:
@@ -114,7 +114,7 @@ def download(connection: Connection, attachment: Attachment, number: int, into: 
         into: Destination of the bytes; used directly if it can be shared.
 
     Returns:
-        The location of the bytes, or None if the bytes have to take another route.
+        The location of the bytes, or None if the bytes must take another route.
     """
     found = _memory_for(connection, attachment, into)
     if found is None:

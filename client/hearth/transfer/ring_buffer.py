@@ -25,7 +25,7 @@ _PIECES = 16
 """Number of pieces of a transfer, unless they would be too small or too large."""
 _ROUND = 64 << 10
 STALL_S = 0.25
-"""Seconds without a returned slot after which the ring counts as stalled, for example behind a long kernel, and is not
+"""Seconds without a returned slot after which the ring counts as stalled, for example by a long kernel, and is not
 waited for."""
 
 
@@ -101,7 +101,7 @@ class Ring:
 
     @property
     def ready(self) -> bool:
-        """True if a slot is available at once or soon: the first few slots are made on demand."""
+        """True if a slot is available now or soon: the first few slots are made on demand."""
         return bool(self._free) or len(self._slots) + self._making < INITIAL_SLOTS
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
 
 _CAUSE_S = 5.0
-"""Seconds to wait for the command's answer, which tells why a transfer was cut short."""
+"""Seconds to wait for the command's answer, which contains the reason for which a transfer was cut short."""
 
 
 def write(

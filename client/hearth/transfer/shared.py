@@ -1,6 +1,6 @@
 """Copies between host memory and a device process of this host: by one command for a segment, else by the ring.
 
-The result is the number of bytes that were moved, from the beginning; the rest has to take another route. For memory in
+The result is the number of bytes that were moved, from the beginning; the rest must take another route. For memory in
 a segment, it contains a prepared copy that repeats the same transfer. A copy for a segment may be recorded in a graph,
 whose launches repeat it.
 """

@@ -1,6 +1,6 @@
 """Aborted transfers, reported until the daemon has acknowledged the abort.
 
-Otherwise a command that names such a transfer would wait for its bytes forever, and block all commands behind it.
+Otherwise a command that names such a transfer would wait for its bytes forever, and block all commands after it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A gRPC channel that is replaced by a new one when its connection breaks.
 
-gRPC reconnects by itself, but only after a pause if an attempt failed, and a resumption cannot afford that pause.
+gRPC reconnects automatically, but after a failed attempt only after a pause, which is too long for a resumption.
 """
 
 from __future__ import annotations

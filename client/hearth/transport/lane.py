@@ -54,7 +54,7 @@ def connect_with_ticket(path: str, ticket: bytes, seconds: float) -> tuple[socke
         seconds: Timeout in seconds.
 
     Returns:
-        The connection, the reader of its frames, and the frames behind the first one.
+        The connection, the reader of its frames, and the frames received after the first one.
 
     Raises:
         OSError: There is no listener, the ticket was refused, or no frame has arrived in time.
@@ -113,7 +113,7 @@ class Lane:
         self._long = map(connection.recv, repeat(_LONG_READ_BYTES))
         self._unsent = memoryview(b"")  # the unsent rest of a frame that the socket accepted in part
         self.blocked = False
-        """True while the rest of a frame has to be sent before any other frame."""
+        """True while the rest of a frame must be sent before any other frame."""
         self._pending = reader.pending
         """Size, in bytes, of the incomplete frame that the reader holds."""
         self.spin_wait = SpinWait(0)

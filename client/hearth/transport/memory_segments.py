@@ -65,7 +65,7 @@ class Segment:
 class Signals:
     """Completion signals of copies: a device of the same host writes a finished copy's request number to `word[0]`.
 
-    The daemon's answer to the same request arrives later, because the device process first has to observe the end and
+    The daemon's answer to the same request arrives later, because the device process must first observe the end and
     report it. A thread that polls for the answer (`hearth.transport.spin_wait`) also polls the signal word, and
     continues as soon as it finds the number. A signal means success, and is written only if no other outcome is
     possible. The answer follows nevertheless, and the next receiver processes it. Without a signal, a copy is completed

@@ -1,6 +1,6 @@
 """Pool of segments for arrays, reused after an array was garbage-collected.
 
-A new segment has to be filled with pages, and registered with every device that uses it, which takes 0.05 s per GiB.
+A new segment must be filled with pages, and registered with every device that uses it, which takes 0.05 s per GiB.
 Memory that existed at a fork is not reused by either process, because each may still have arrays in it.
 """
 
@@ -161,7 +161,7 @@ class SegmentPool:
         return Lease(self, block._replace(forks=self._forks), is_new)
 
     def put_back(self, block: Block) -> None:
-        """Takes a block back after its array is gone.
+        """Takes back the block of a garbage-collected array.
 
         Args:
             block: Block of a `Lease` that was garbage-collected.

@@ -218,8 +218,8 @@ class SegmentConnection:
             size: Number of bytes.
 
         Returns:
-            True if the device process copies, at once or when the command runs, even if this connection ends; False if
-            it does not.
+            True if the device process copies, immediately or when the command runs, even if this connection ends; False
+            if it does not.
 
         Raises:
             ConnectionLost: The outcome is unknown.

@@ -35,7 +35,7 @@ _LONGEST_S = 1.0
 
 _SLOWER_DIVISOR = 4
 """Divisor of the weight of a slower copy in the estimated pace, because other work may have slowed it down. A faster
-copy replaces the estimate at once."""
+copy replaces the estimate immediately."""
 
 UP, DOWN = 0, 1
 """Direction of a copy: to the device, to the host."""
@@ -81,7 +81,7 @@ class SpinWait:
     # ---- copies ----
 
     def begin(self, direction: int, size: int, now: float) -> None:
-        """Records the request of a copy, behind the copies in flight.
+        """Records the request of a copy, after the copies in flight.
 
         Args:
             direction: Direction: `UP` or `DOWN`.

@@ -29,7 +29,7 @@ class StripeTiming(NamedTuple):
     """Time limits of stripes, in seconds."""
 
     stall: float = STALL_S
-    """Time that the device process may stand still with a part of a frame sent, or taken."""
+    """Time for which the device process may stall while a frame is partly sent or received."""
     idle: float = 60.0
     """Time without a frame after which an idle stripe is closed, because it holds threads at both ends."""
     silent: float = 5.0

@@ -14,7 +14,7 @@ WARM_UP = 300
 
 
 def _operation(name: str, gpu: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Returns the functions of one operation, and of the wait behind many."""
+    """Returns the function of one operation, and that of the wait after many."""
     import numpy as np
 
     from tests.bench.kernels import saxpy_on

@@ -31,7 +31,7 @@ DRIVER: dict[str, dict[str, tuple[str, ...]]] = {
         "download": ("hearthd.device.cuda.copies:CudaCopies.download",),
     },
 }
-"""Functions that submit to the device, by backend. "()" stands for the function that the named one returns."""
+"""Functions that submit to the device, by backend. "()" denotes the function that the named one returns."""
 
 
 @dataclass(frozen=True)

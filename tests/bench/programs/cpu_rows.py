@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=0.3, help="for each kernel and side")
     parser.add_argument("--only", nargs="+", default=[], metavar="KERNEL", help="of those in cpu_kernels.cu")
-    parser.add_argument("--cache", default="", help="keeps what is compiled once; default: a temporary directory")
+    parser.add_argument("--cache", default="", help="directory of compiled files; default: a temporary directory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as temporary:
         arguments = {"cache": options.cache or temporary, "seconds": options.seconds, "only": options.only}

@@ -7,9 +7,9 @@ allows, so that no client with NumPy's arrays could meet it: the third row measu
 interpreter and NumPy, that is, the difference to NumPy alone in the same turn; its bounds are on the ratio of these
 differences.
 
-Two rows have no bounds. They compare with a process that has to compile its kernel, as the first process in a new
+Two rows have no bounds. They compare with a process that must compile its kernel, as the first process in a new
 container or CI job does (a node of Hearth compiles the kernel once for all clients), and with a process that has the
-machine to itself, as before there was a daemon: an unused driver may have to wake the device first. The last row
+machine to itself, without a daemon: an unused driver may need to wake the device first. The last row
 measures what Hearth adds until the process has ended, with its session closed.
 """
 

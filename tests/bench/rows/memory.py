@@ -14,9 +14,9 @@ from tests.bench.worker import READY
 _PROCESSES = 4
 _BUFFERS = 16
 _SETTLED_S = 1.5
-"""Seconds after which all freed memory has been given back."""
+"""Seconds after which all freed memory has been returned to the system."""
 _GIVEN_BACK_S = 8.0
-"""Seconds after which the front has given back the memory that it keeps for further chunks; see
+"""Seconds after which the front has released the memory that it keeps for further chunks; see
 `hearthd.front.daemon.heap_trim`."""
 
 
@@ -84,7 +84,7 @@ def _hold(context: Context, daemon: Daemon, count: int) -> tuple[int, int]:
 
 
 def hold(target: str, sessions: int) -> int:
-    """Opens `sessions` sessions, uses their device, and closes them when the parent says so."""
+    """Opens `sessions` sessions, uses their device, and closes them at the parent's signal."""
     import hearth
     from tests.bench.kernels import saxpy_on
     from tests.bench.worker import ready

@@ -204,7 +204,7 @@ def test_dispatch(daemon: DaemonProcess, size: int) -> None:
     run(main)
 
 
-def test_hundreds_wait_without_a_thread_each(daemon: DaemonProcess) -> None:
+def test_hundreds_of_tasks_wait_without_a_thread_each(daemon: DaemonProcess) -> None:
     async def main() -> None:
         before = threads()
         async with connect(daemon) as node:

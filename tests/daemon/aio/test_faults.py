@@ -49,7 +49,7 @@ def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
             began = time.monotonic()
             for outcome in await asyncio.gather(*waits, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, hearth.DeviceLostError)
-            x = gpu.ones(4, np.int32)  # works at once: the client attaches again first
+            x = gpu.ones(4, np.int32)  # succeeds immediately: the client attaches again first
             add_one((1,), (4,), (x, np.int32(4)))
             assert time.monotonic() - began < LATE
             assert (await x.get() == 2).all()
@@ -60,7 +60,7 @@ def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:
     run(main)
 
 
-def test_a_read_behind_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_after_an_upload_that_fails(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read must not return the old bytes as if the upload had succeeded: the error of the upload arrives while the
     read waits."""
     begin, begun, over = router.begin_upload, list[int](), threading.Event()

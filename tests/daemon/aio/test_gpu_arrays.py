@@ -80,13 +80,13 @@ def test_array_of_gpu_memory_is_read_by_a_thread(daemon: DaemonProcess, fake: Fa
             x = gpu.asarray(given)
             del given
             gc.collect()
-            y = x.copy()  # ordered behind the upload
+            y = x.copy()  # ordered after the upload
             turns = 0
             for _ in range(20):
                 await asyncio.sleep(0.001)
                 turns += 1
-            assert turns == 20 and not fake.may.is_set(), "the loop was held up"
-            assert kept() is not None, "the array went before it was read"
+            assert turns == 20 and not fake.may.is_set(), "the loop was blocked"
+            assert kept() is not None, "the array was freed before it was read"
             fake.may.set()
             np.testing.assert_array_equal(await y.get(), host)
             np.testing.assert_array_equal(await x.get(), host)
@@ -98,7 +98,7 @@ def test_array_of_gpu_memory_is_read_by_a_thread(daemon: DaemonProcess, fake: Fa
     run(main)
 
 
-def test_dtype_is_converted_behind_the_read(daemon: DaemonProcess, fake: FakeGpu) -> None:
+def test_dtype_is_converted_after_the_read(daemon: DaemonProcess, fake: FakeGpu) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
             x = node.device(0).asarray(GpuArray(np.arange(6, dtype=np.int32)), np.float64)
@@ -129,7 +129,7 @@ def test_failed_read_is_reported_and_delays_nothing(daemon: DaemonProcess, fake:
     run(main)
 
 
-def test_gpu_that_this_process_does_not_have_is_refused_at_once(daemon: DaemonProcess) -> None:
+def test_gpu_that_this_process_does_not_have_is_refused_immediately(daemon: DaemonProcess) -> None:
     async def main() -> None:
         async with aio.connect(daemon.unix) as node:
             with pytest.raises(hearth.UnsupportedError, match="is in GPU memory of this process"):

@@ -206,7 +206,7 @@ def test_cancellation_waits_for_a_running_copy(daemon: DaemonProcess, monkeypatc
                 await asyncio.sleep(0)
             with pytest.raises(asyncio.CancelledError):
                 await getting
-            same(out, values)  # the array is complete, and no caller waits any more
+            same(out, values)  # the array is complete, and no caller waits
 
     run(main)
 

@@ -274,7 +274,7 @@ def test_child_processes_end_when_bench_is_killed(daemon: DaemonProcess) -> None
         wait_until(lambda: len(marked(mark)) == 2, "its process")
         process.kill()
         process.wait()
-        wait_until(lambda: not marked(mark), "the end of what it started")
+        wait_until(lambda: not marked(mark), "the end of its processes")
 
 
 def test_output_without_a_reader(daemon: DaemonProcess) -> None:

@@ -1,4 +1,4 @@
-"""`hearth doctor` against daemons in all states, and against servers that are no daemon: it names the problem, and
+"""`hearth doctor` against daemons in all states, and against other servers: it names the problem, and
 ends."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_all_checks_pass_for_a_healthy_daemon(doctor: Doctor, daemon: DaemonProc
     ways = ("socket", "lane", "shared memory") if road == "unix" else ("name", "port", "protocol", "stripes")
     for name in (*ways, *(f"device {ordinal}" for ordinal in ordinals), "session", "daemon", "ready", "clock"):
         assert only(found, name)[0] == "ok", found[name]
-    status, told = only(found, "identity")  # a daemon without tenants: its port is everybody's, its socket its user's
+    status, told = only(found, "identity")  # without tenants, any user may use the port
     assert status == ("warning" if road == "grpc" else "ok") and ("every user" in told) == (road == "grpc")
     assert [name for name in found if name.startswith("compiler")] == [f"compiler {ordinal}" for ordinal in tried]
     for ordinal in tried:

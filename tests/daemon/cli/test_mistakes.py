@@ -143,7 +143,9 @@ def told(status: int, expected: int, written: Any, *says: str) -> str:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_mistake_is_reported_with_its_exit_status(
+    mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     for name, value in mistake.variables.items():
         monkeypatch.setenv(name, value.format(**vars(places)))
     status = main.main(mistake.arguments.format(**vars(places)).split())
@@ -152,7 +154,7 @@ def test_a_mistake(mistake: Mistake, places: Places, monkeypatch: pytest.MonkeyP
 
 
 def test_status_of_a_draining_daemon(places: Places, capsys: Any) -> None:
-    """`hearth status` opens no session, so it is answered; its exit status says that the daemon is not ready."""
+    """`hearth status` opens no session, so it is answered; its exit status shows that the daemon is not ready."""
     status = main.main(["status", places.strict, "--ca", places.ca, "--token", places.token])
     written = capsys.readouterr()
     assert (status, written.err) == (1, "") and ": draining\n" in written.out

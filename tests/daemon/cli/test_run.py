@@ -92,7 +92,7 @@ def run(node: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 # ---- successful runs ----
 
 
-def test_arrays_from_files_and_made_up_and_a_result_in_a_file(run: Run, tmp_path: Path) -> None:
+def test_arrays_from_files_and_generated_ones_and_a_result_file(run: Run, tmp_path: Path) -> None:
     n = 10_000
     x = np.linspace(0, 1, n, dtype=np.float32)
     np.save(tmp_path / "x.npy", x)

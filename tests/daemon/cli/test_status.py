@@ -75,14 +75,14 @@ def test_status(daemon: DaemonProcess, run: Command, road: str) -> None:
     assert [each["uuid"] for each in found["devices"]] == [each["uuid"] for each in page["devices"]]
 
 
-def test_looking_opens_no_session(daemon: DaemonProcess, run: Command) -> None:
+def test_read_only_commands_open_no_session(daemon: DaemonProcess, run: Command) -> None:
     before = daemon.log().count('"session_open"')
     for arguments in (["status"], ["devices"], ["sessions"], ["published"], ["top", "--once", "--interval", "0.1"]):
         for target in (daemon.unix, daemon.grpc):
             assert run(*arguments, target).status == 0
     daemon.connect().close()
     wait_until(lambda: daemon.log().count('"session_open"') > before, "the log")
-    assert daemon.log().count('"session_open"') == before + 1, "the test's own"
+    assert daemon.log().count('"session_open"') == before + 1, "only the session that the test itself opened"
 
 
 def test_published(start_daemon: StartDaemon, run: Command) -> None:

@@ -1,4 +1,4 @@
-"""`hearth top`: in a pseudo-terminal, whose modes and screen it restores however it ends; and as plain output."""
+"""`hearth top`: in a pseudo-terminal, whose modes and screen it always restores at its end; and as plain output."""
 
 from __future__ import annotations
 
@@ -79,19 +79,19 @@ class Terminal:
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         deadline = time.monotonic() + 30
         while not (found := condition()):
-            assert time.monotonic() < deadline, f"{what} did not come: {self.written[-2000:]!r}"
+            assert time.monotonic() < deadline, f"{what} did not appear: {self.written[-2000:]!r}"
             self.read(0.1)
         return found
 
     def picture(self) -> list[str]:
-        """Returns the lines of the last complete picture."""
+        """Returns the lines of the last complete frame."""
         pictures = self.written.split(HOME)
         return (
             [_CONTROL.sub("", line) for line in pictures[-2].replace("\r", "").split("\n")] if len(pictures) > 2 else []
         )
 
     def shows(self, text: str) -> list[str]:
-        """Waits for a picture that contains `text`; returns its lines."""
+        """Waits for a frame that contains `text`; returns its lines."""
         found: list[str] = self.until(
             lambda: next(([*lines] for lines in [self.picture()] if text in " ".join(lines)), None), text
         )
@@ -103,10 +103,10 @@ class Terminal:
         while self.read(0):
             pass
         assert self.process.returncode == status, self.written[-2000:]
-        assert self.written.count(ENTER) == self.written.count(LEAVE), "the screen is given back"
+        assert self.written.count(ENTER) == self.written.count(LEAVE), "the screen is restored"
         for switched in ("?25", "?7"):
             assert self.written.rindex(f"\x1b[{switched}h") > self.written.rindex(f"\x1b[{switched}l")
-        assert termios.tcgetattr(self._theirs) == self.modes, "its modes as well"
+        assert termios.tcgetattr(self._theirs) == self.modes, "so are its modes"
         return self.written.rpartition(LEAVE)[2].strip()
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ def test_live_display_through_resize_outage_and_quit(daemon: DaemonProcess, mova
 def test_terminal_is_restored_after_signals(daemon: DaemonProcess, way: str) -> None:
     with top(daemon.grpc, NO_COLOR="1") as terminal:
         terminal.shows("ready; hearthd")
-        assert "\x1b[1" not in terminal.written, "no colours are wanted"
+        assert "\x1b[1" not in terminal.written, "colours are disabled"
         if way == "ctrl_c":
             terminal.press("\x03")
             assert terminal.ends(130) == "hearth: interrupted"
@@ -247,8 +247,8 @@ def test_one_json_document_on_each_line(daemon: DaemonProcess, gpu: hearth.Devic
         assert session["device_seconds_per_second"] > 0
 
 
-def test_exit_status_reports_a_daemon_that_is_gone(movable: Movable, capsys: Any) -> None:
-    """Later pictures and the exit status report that the daemon is gone."""
+def test_exit_status_reports_an_unreachable_daemon(movable: Movable, capsys: Any) -> None:
+    """Later frames and the exit status report that the daemon is unreachable."""
     real = AdminClient.status
 
     def once(asker: AdminClient) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_trace_file_has_all_sessions_of_the_program(daemon: DaemonProcess, trace
             x = node.device(0).zeros(16, np.int32)
             common(node.device(0), "add_one")((1,), (16,), (x, np.int32(16)))
         second.close()
-        assert launches(read(traced)) == {"add_one": 1}, "each end writes what there is"
+        assert launches(read(traced)) == {"add_one": 1}, "each end of a session writes the records so far"
     assert launches(read(traced)) == {"add_one": 2}
     with daemon.connect():
         pass
@@ -166,7 +166,7 @@ def test_a_device_and_a_daemon_that_are_lost(start_daemon: StartDaemon, traced: 
 
 
 @pytest.mark.parametrize(("path", "says"), [("", "is a directory"), ("none/trace.json", "which is not a directory")])
-def test_a_place_that_cannot_be_written(
+def test_trace_file_that_cannot_be_written_is_refused(
     daemon: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, says: str
 ) -> None:
     monkeypatch.setenv("HEARTH_TRACE", str(tmp_path / path))
@@ -175,5 +175,5 @@ def test_a_place_that_cannot_be_written(
     assert "HEARTH_TRACE" in str(refused.value) and refused.value.reason == "INVALID_ARGUMENT"
 
 
-def test_the_daemon_leaves_the_variable_alone() -> None:
+def test_the_daemon_ignores_the_variable() -> None:
     load(environ={"HEARTH_TRACE": "trace.json"})

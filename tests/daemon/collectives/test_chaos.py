@@ -1,5 +1,6 @@
 """Ranks that are killed, stopped or blocked in the middle of a collective: the other ranks fail within a second after
-its timeout, keep their data, and continue: without the lost rank at once, with it when it serves again. No round hangs.
+its timeout, keep their data, and continue: without the lost rank immediately, with it when it serves again. No round
+hangs.
 
 HEARTH_TEST_ROUNDS=50 is the full test: that number of rounds of a node's devices, and of two daemons.
 """
@@ -73,7 +74,7 @@ def play(
             time.sleep(rng.uniform(0, 0.04))  # a random moment
             strike(pid, what, stack)
         if what == signal.SIGKILL:
-            began, timeout = time.monotonic(), TIMEOUT_S  # its loss is noticed at once
+            began, timeout = time.monotonic(), TIMEOUT_S  # its loss is noticed immediately
         survivors.go_on(began, timeout)
         return stack.pop_all()
 

@@ -279,7 +279,7 @@ def test_send_and_receive(group: hearth.Group) -> None:
 
 
 def test_batches(group: hearth.Group) -> None:
-    """Batches with all operations at once, with barriers in between; and a hand-written exchange of every rank with
+    """Batches of all operations together, with barriers in between, and a hand-written exchange of every rank with
     every other."""
     n = len(group.devices)
 

@@ -1,4 +1,4 @@
-"""Edge cases of collectives: their memory, many at once, in every order, beside other work."""
+"""Edge cases of collectives: their memory, many concurrent ones, in every order, concurrently with other work."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_freed_memory_is_kept_until_the_operation_ends(ranks: Ranks) -> None:
 
 
 def test_dropped_arrays(three: DaemonProcess) -> None:
-    """The memory of arrays that the client drops is freed after the last reference is gone."""
+    """The memory of arrays that the client drops is freed after the last reference is dropped."""
     with three.connect() as node:
         group = hearth.Group(node.devices[:3])
         for turn in range(10):
@@ -131,7 +131,7 @@ extern "C" __global__ void later(const int* x, int* out, int n) {
 """
 
 
-def test_received_into_memory_that_was_just_freed_and_is_still_read(three: DaemonProcess) -> None:
+def test_receive_into_freed_memory_that_is_still_read(three: DaemonProcess) -> None:
     """A kernel reads an array that its client has dropped; data received in the meantime must not overwrite the
     array."""
     n = 5000
@@ -163,7 +163,7 @@ MANY = 10_000
 
 @pytest.mark.parametrize("many", [MANY, 0], ids=["ten thousand", "as many as are allowed"])
 def test_large_batches(ranks: Ranks, many: int) -> None:
-    """More operations than allowed are refused at once, with the allowed number; that number works, and quickly."""
+    """More operations than allowed are refused immediately, with the allowed number; that number works, and quickly."""
 
     def present(many: int) -> list[list[Refusal]]:
         number = ranks.next()
@@ -223,7 +223,7 @@ GROUPS = [(0, 1), (1, 2), (0, 2), (0, 1, 2), (2, 1, 0), (1, 0)]
 
 
 def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
-    """Four clients, each with two threads and with groups that share devices, all at once: no deadlock, no wrong
+    """Four concurrent clients, each with two threads and with groups that share devices: no deadlock, no wrong
     result."""
     over = threading.Event()
 
@@ -263,8 +263,8 @@ def test_overlapping_groups_in_every_order(three: DaemonProcess) -> None:
             node.close()
 
 
-def test_commands_behind_a_late_group_delay_no_other(three: DaemonProcess) -> None:
-    """Rank 1 has two operations behind each other on one stream, the first with a device that has not presented its
+def test_commands_after_a_late_group_delay_no_other(three: DaemonProcess) -> None:
+    """Rank 1 has two consecutive operations on one stream, the first with a device that has not presented its
     part. If the second were launched first, an operation of another session would be launched before it on one device
     and after it on the other."""
     with Ranks(three, 3) as ranks, Ranks(three, 3) as others:
@@ -286,7 +286,7 @@ def test_commands_behind_a_late_group_delay_no_other(three: DaemonProcess) -> No
             assert ranks.data(rank, B) == [6.0] * FLOATS
 
 
-def test_queues_in_different_orders_on_the_ranks_are_refused_at_once(three: DaemonProcess) -> None:
+def test_queues_in_different_orders_on_the_ranks_are_refused_immediately(three: DaemonProcess) -> None:
     with Ranks(three, 2) as ranks:
         first, second = ranks.next((0, 1)), ranks.next((0, 1))
         row = [collective((0, 1), number, operation("all_reduce", A, A)) for number in (first, second)]
@@ -299,7 +299,7 @@ def test_queues_in_different_orders_on_the_ranks_are_refused_at_once(three: Daem
         ranks.work()
 
 
-def test_refused_rank_fails_the_others_at_once(ranks: Ranks) -> None:
+def test_refused_rank_fails_the_others_immediately(ranks: Ranks) -> None:
     number = ranks.next()
     for rank in (0, 2):
         ranks.streams[rank].batch(collective((0, 1, 2), number, operation("all_reduce", A, B), timeout=60))
@@ -315,8 +315,8 @@ def test_refused_rank_fails_the_others_at_once(ranks: Ranks) -> None:
     ranks.work()
 
 
-def test_queues_longer_than_the_number_presented_at_once(three: DaemonProcess) -> None:
-    """Two sessions, each with more operations than the device process presents at once, in opposite orders."""
+def test_queues_longer_than_the_limit_of_presented_operations(three: DaemonProcess) -> None:
+    """Two sessions, each with more operations than the device process presents together, in opposite orders."""
     with three.connect() as one, three.connect() as other, ThreadPoolExecutor(2) as pool:
 
         def work(node: hearth.Node, order: int) -> list[int]:
@@ -337,7 +337,7 @@ def test_queues_longer_than_the_number_presented_at_once(three: DaemonProcess) -
         ]  # fmt: skip
 
 
-def test_other_work_runs_beside_a_kernel_that_holds_a_rank(three: DaemonProcess) -> None:
+def test_other_work_runs_while_a_kernel_delays_a_rank(three: DaemonProcess) -> None:
     """A kernel of one session blocks its rank on a device; groups of another session over the same devices are not
     blocked."""
     with three.connect() as slow, three.connect() as quick:

@@ -96,7 +96,7 @@ def test_missing_rank_is_named_in_time_and_the_daemon_continues(ranks: list[Exec
     assert 0.25 < time.monotonic() - began < LATE
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert refusal.details["missing"] == "1" and "devices 1" in refusal.message
-    ranks[1].batch(part(1, timeout=20))  # too late: refused at once
+    ranks[1].batch(part(1, timeout=20))  # too late: refused immediately
     assert failure(ranks[1]).reason == Reason.COLLECTIVE_TIMEOUT
     for stream in ranks:
         stream.batch(part(1, sequence=2))
@@ -119,7 +119,7 @@ def test_other_streams_continue_while_a_rank_is_missing(ranks: list[Execute]) ->
     assert [floats(stream) for stream in ranks] == [[6.0] * 4] * 2
 
 
-def test_a_freed_buffer_is_kept_until_the_reduction_is_over(ranks: list[Execute]) -> None:
+def test_a_freed_buffer_is_kept_until_the_reduction_ends(ranks: list[Execute]) -> None:
     for stream in ranks:
         stream.batch(
             c.Command(allocate=c.Allocate(buffer=2, size=16)),
@@ -148,14 +148,14 @@ def test_dropped_arrays_take_part_to_the_end(pair: list[hearth.Device]) -> None:
      {"count": 2**62}, {"source_offset": 2**63}, {"devices": (0, 77)}],
     ids=str,
 )  # fmt: skip
-def test_invalid_operations_are_refused_at_once(ranks: list[Execute], wrong: dict[str, Any]) -> None:
+def test_invalid_operations_are_refused_immediately(ranks: list[Execute], wrong: dict[str, Any]) -> None:
     ranks[0].batch(part(1, **wrong))
     assert failure(ranks[0]).reason in (
         Reason.INVALID_ARGUMENT, Reason.UNSUPPORTED, Reason.OUT_OF_BOUNDS, Reason.DEVICE_NOT_FOUND
     )  # fmt: skip
 
 
-def test_a_session_that_ends_leaves_the_others_alone(daemon: DaemonProcess, ranks: list[Execute]) -> None:
+def test_a_session_that_ends_affects_no_other(daemon: DaemonProcess, ranks: list[Execute]) -> None:
     with Raw(daemon.unix) as other, other.execute() as stream:
         stream.batch(c.Command(allocate=c.Allocate(buffer=1, size=16)), part(1))
     for stream in ranks:

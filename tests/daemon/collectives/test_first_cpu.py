@@ -1,4 +1,4 @@
-"""The first collective of a CPU node with an empty cache, for which code has to be compiled."""
+"""The first collective of a CPU node with an empty cache, for which code must be compiled."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_first_compile_delays_no_other_session(held: HeldCompiler, ranks: Ranks)
             c.Command(stream=5, fill=c.Fill(buffer=9, size=4, pattern=b"\7")),
         )
         assert stream.ask(c.Command(stream=5, read=c.Read(buffer=9, size=4))).read.data == b"\7" * 4
-    assert held.quiet(), "one process compiles for all"
+    assert held.quiet(), "one process compiles for all processes"
     held.go_on(2)
     for rank, stream in enumerate(ranks.streams):
         assert ranks.data(rank, B) == [3.0] * FLOATS

@@ -54,7 +54,7 @@ def test_subgroups_and_whole_group_work_together(group: hearth.Group) -> None:
 
 
 def test_overlapping_groups_in_threads(group: hearth.Group) -> None:
-    """No deadlock occurs, whatever groups the threads use in whatever order."""
+    """No deadlock occurs, whichever groups the threads use, in any order."""
     groups = [group.subgroup(ranks) for ranks in ([0, 1], [1, 2], [2, 3], [3, 0], [2, 0, 1], [3, 2, 1, 0])]
 
     def work(seed: int) -> None:
@@ -239,7 +239,7 @@ def test_sends_from_one_thread_while_another_waits(group: hearth.Group) -> None:
     waiting.synchronize()
 
 
-def test_a_send_meets_its_receive_whatever_the_devices_do_in_between(group: hearth.Group) -> None:
+def test_a_send_matches_its_receive_despite_work_in_between(group: hearth.Group) -> None:
     source, target = group.devices[:2]
     small = group.subgroup([0, 1])
     elsewhere = target.zeros(4, np.float32)
@@ -262,7 +262,7 @@ def test_a_send_meets_its_receive_whatever_the_devices_do_in_between(group: hear
         assert (there.get() == 7).all() and (back.get() == 7).all()
 
 
-def test_sends_of_two_groups_of_the_same_devices_are_apart(pair: list[hearth.Device]) -> None:
+def test_sends_of_two_groups_of_the_same_devices_are_separate(pair: list[hearth.Device]) -> None:
     groups = [hearth.Group(pair), hearth.Group(pair)]
     source, target = pair
     for value, group in enumerate(groups):
@@ -294,7 +294,7 @@ def test_unreceived_send_does_not_block_for_ever(pair: list[hearth.Device]) -> N
     with pytest.raises(hearth.CommunicatorError, match="devices 1"):
         pair[0].synchronize()
     group.all_reduce(xs)
-    again = hearth.Group(pair)  # the sends of another group do not meet the receive that is missing in the first one
+    again = hearth.Group(pair)  # sends of this group do not match receives of the first one
     again.send(xs[0], to=1)
     got = again.recv(pair[1].zeros(4, np.float32), source=0)
     assert [array.get().tolist() for array in (*xs, got)] == [[3.0] * 4] * 3

@@ -25,7 +25,7 @@ EXPOSED: dict[str, Any] = {"listen": {"lanes": "0.0.0.0:0"}, "insecure": True, "
 
 @pytest.fixture
 def started(cache: Path, lent_nodes: LentNodes) -> Iterator[Any]:
-    """Yields a function that starts daemons, which must leave nothing behind. Daemons without a special configuration
+    """Yields a function that starts daemons, which must leave no resources. Daemons without a special configuration
     are lent."""
     with ExitStack() as stack:
         count = 0
@@ -51,7 +51,7 @@ def join(rank: Rank, created: Any, *addresses: str) -> Refusal:
     return refused(rank.raw.node.JoinGroup, request, timeout=20)
 
 
-def test_tenants_of_a_reachable_daemon_learn_which_setting_is_missing(started: Any, tmp_path: Path) -> None:
+def test_errors_of_a_reachable_daemon_name_the_missing_setting(started: Any, tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     config, tokens = tenants("alice", **EXPOSED)
     first, second = started(), started(**config, audit={"path": str(path)})

@@ -101,7 +101,7 @@ def test_several_groups_of_the_same_sessions(pair: list[Rank], two: list[DaemonP
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_refused_rank_fails_the_other_at_once(pair: list[Rank], odd: int) -> None:
+def test_refused_rank_fails_the_other_immediately(pair: list[Rank], odd: int) -> None:
     group = form(pair)
     other = 1 - odd
     pair[other].present(group, 1, operation("all_reduce", A, B))
@@ -119,7 +119,7 @@ def test_refused_rank_fails_the_other_at_once(pair: list[Rank], odd: int) -> Non
     work(pair, group, 3)
 
 
-def test_queues_in_different_orders_are_refused_at_once(pair: list[Rank]) -> None:
+def test_queues_in_different_orders_are_refused_immediately(pair: list[Rank]) -> None:
     group = form(pair)
     row = [operation("all_reduce", A, A)] * 2
     for rank, numbers in zip(pair, ((1, 2), (2, 1)), strict=True):
@@ -188,7 +188,7 @@ def test_a_device_process_is_killed_in_mid_operation(lent_nodes: LentNodes, lost
         os.kill(victim.daemon.device_pid(), signal.SIGKILL)
         began = time.monotonic()
         refusal = survivor.failure()
-        assert time.monotonic() - began < LATE, "it does not take the timeout to notice"
+        assert time.monotonic() - began < LATE, "the loss is noticed before the timeout"
         assert refusal.reason == Reason.COMMUNICATOR_FAILED and "SIGKILL" in refusal.message
         assert "all_reduce" in refusal.details["recorder"]
         assert set(survivor.data(A)) == {survivor.rank + 1.0}, "the survivor keeps its data"
@@ -214,7 +214,7 @@ def test_a_daemon_is_killed_in_mid_operation(lent_nodes: LentNodes, lost: int, l
         victim.abandon()
         began = time.monotonic()
         refusal = survivor.failure()
-        assert time.monotonic() - began < LATE, "a broken link is noticed at once"
+        assert time.monotonic() - began < LATE, "a broken link is noticed immediately"
         assert refusal.reason == Reason.COMMUNICATOR_FAILED and f"node {lost}" in refusal.message.lower()
         assert set(survivor.data(A)) == {survivor.rank + 1.0}, "the survivor keeps its data"
         began = time.monotonic()
@@ -287,7 +287,7 @@ def test_invalid_tickets_are_refused(pair: list[Rank]) -> None:
     assert join(members=[*members(2), node_pb2.GroupMember(node=1, device=99)]).reason == Reason.DEVICE_NOT_FOUND
     dead = join(ticket=ticket(addresses=["127.0.0.1:1"]))
     assert dead.reason == Reason.COMMUNICATOR_FAILED and "127.0.0.1:1" in dead.message
-    assert '"nothing listens there"' in second.daemon.log(), "to the session it is as anything that is no coordinator"
+    assert '"nothing listens there"' in second.daemon.log(), "only the log has the cause"
     spoken = join(ticket=ticket(certificate_sha256=b"x" * 32))
     assert spoken.reason == Reason.COMMUNICATOR_FAILED and "TLS" not in spoken.message + spoken.fix
     second.call("JoinGroup", **fields)

@@ -91,7 +91,7 @@ def test_mismatched_sends_and_receives(ranks: Ranks, what: str) -> None:
         assert refusal.reason == Reason.COLLECTIVE_MISMATCH and refusal.fix, refusal
         if what in ("count", "dtype"):
             assert refusal.details["field"] == what
-            assert refusal.details["odd_rank"] == "0, 1", "neither is more right than the other"
+            assert refusal.details["odd_rank"] == "0, 1", "with two ranks, both are named"
     ranks.work()
 
 
@@ -152,7 +152,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_invalid_operations_are_refused_at_once(ranks: Ranks) -> None:
+def test_invalid_operations_are_refused_immediately(ranks: Ranks) -> None:
     """The other ranks receive the error only when they present their part; this also holds for the second operation of
     a batch."""
     assert ranks.next() == 1  # all of the commands have this number

@@ -51,7 +51,7 @@ def _fails_the_present_ones(ranks: Ranks, three: DaemonProcess, timeout: float) 
         assert ranks.data(rank, A) == [rank + 1.0] * FLOATS
     recorded = ranks.recorded((0, 1, 2), number)
     assert recorded.state == "failed" and recorded.error and set(recorded.presented) == {0, 2}
-    ranks.streams[1].batch(collective((0, 1, 2), number, operation("all_reduce", A, B)))  # too late: refused at once
+    ranks.streams[1].batch(collective((0, 1, 2), number, operation("all_reduce", A, B)))  # late: refused
     assert ranks.failure(1).reason == Reason.COLLECTIVE_TIMEOUT
     for rank in (0, 2):
         ranks.streams[rank].batch(c.Command(stream=stream, free=c.Free(buffers=[9])))

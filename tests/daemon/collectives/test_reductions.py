@@ -136,7 +136,7 @@ def test_invalid_factors_are_refused_by_the_client(group: hearth.Group, dtype: s
     assert not arrays[0].get().any()
 
 
-def test_the_name_alone_is_no_reduction(group: hearth.Group) -> None:
+def test_premultiplied_sum_without_a_factor_is_refused(group: hearth.Group) -> None:
     with pytest.raises(hearth.ArgumentError, match="premul_sum") as caught:
         group.all_reduce([gpu.zeros(4) for gpu in group.devices], op="premul_sum")
     assert "hearth.premul_sum(factor)" in caught.value.fix

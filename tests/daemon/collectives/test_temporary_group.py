@@ -1,4 +1,4 @@
-"""Groups over several sessions that are dropped or closed while their operations are under way."""
+"""Groups over several sessions that are dropped or closed while their operations are in progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def known(connected: list[hearth.Node]) -> int:
 
 @pytest.mark.parametrize("how", ["dropped", "closed"])
 def test_operation_of_a_temporary_group_is_completed(connected: list[hearth.Node], how: str) -> None:
-    """The first device reaches the operation only after the group has gone."""
+    """The first device reaches the operation only after the group was garbage-collected."""
     devices = [node.device(0) for node in connected]
     arrays = [device.full(1000, rank + 1, np.int32) for rank, device in enumerate(devices)]
     with gated(devices[0]) as gate:
@@ -47,7 +47,7 @@ def test_operation_of_a_temporary_group_is_completed(connected: list[hearth.Node
             group.close()
         del group
         gc.collect()
-        assert known(connected) == 2, "the group stays until its operation is done"
+        assert known(connected) == 2, "the daemon keeps the group until its operation is done"
         gate.open()
         assert [array.get().tolist() for array in arrays] == [[3] * 1000] * 2
     wait_until(lambda: known(connected) == 0)
@@ -61,7 +61,7 @@ def test_operations_on_several_streams_are_completed(connected: list[hearth.Node
     with hearth.Group(devices) as other, hearth.Group(devices) as group:
         with devices[0].stream(), devices[1].stream():
             other.recv(received, source=0)
-            received.fill(5)  # waits in the process until the receive has been launched, and so does what is behind it
+            received.fill(5)  # waits in the process until the receive has been launched, and so do later commands
             group.all_reduce(held)
         group.all_reduce(later)
         assert [array.get().tolist() for array in later] == [[3] * 100] * 2

@@ -13,7 +13,8 @@ from tests.support import installed
 
 @pytest.fixture(scope="session")
 def reader_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns a function from a page to the Python of an environment that has only what the page says to install."""
+    """Returns a function from a page to the Python of an environment with only the packages that the page tells the
+    reader to install."""
 
     @cache
     def made(requirements: tuple[str, ...]) -> Path:

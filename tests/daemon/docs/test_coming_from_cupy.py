@@ -1,4 +1,4 @@
-"""Every row of docs/coming-from-cupy.md holds: what is the same or mapped runs, what is refused says what the row says.
+"""Every row of docs/coming-from-cupy.md is true: same and mapped names run, refused names raise the row's message.
 
 `ROWS` has a program for each row that is the same or mapped, by the row's first name; a row of refused names needs none
 if `hearth.cupy_names` has them.
@@ -73,7 +73,7 @@ class Port:
         return g
 
     def has(self, name: str) -> Any:
-        """Returns what a CuPy program gets for a name of the page, with ``cp = gpu``."""
+        """Returns the object that a CuPy program gets for a name of the page, with ``cp = gpu``."""
         objects: dict[str, Callable[[], Any]] = {
             "RawKernel": lambda: self.kernel,
             "RawModule": lambda: self.module,

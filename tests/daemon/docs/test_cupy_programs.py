@@ -1,4 +1,4 @@
-"""The programs of docs/examples/coming-from-cupy print what they say, and differ from CuPy's in their head only."""
+"""The programs of docs/examples/coming-from-cupy print the stated output, and differ from CuPy's in their head only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(path: Path) -> Program:
         text,
         re.DOTALL,
     )
-    assert found, "the program has not the parts that the others have"
+    assert found, "the program does not have the parts of the other programs"
     prints, cupys, _, rest = found.groups()
     return Program([line.strip() for line in prints.splitlines()], re.sub("^#(     )?", "", cupys, flags=re.M), rest)
 
@@ -71,7 +71,7 @@ def test_program(path: Path, daemon: DaemonProcess, reader_python: Callable[[str
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_lines_behind_the_head_are_those_for_cupy(path: Path) -> None:
+def test_lines_after_the_head_run_with_cupy(path: Path) -> None:
     program = read(path)
     assert "hearth" not in program.rest.lower()
     ast.parse(program.cupys)
@@ -82,7 +82,7 @@ def test_lines_behind_the_head_are_those_for_cupy(path: Path) -> None:
     assert all(re.search(rf"\b{name}\b", program.cupys) for name in used)
 
 
-def test_there_are_ten() -> None:
+def test_there_are_ten_programs() -> None:
     assert len(PROGRAMS) >= 10
     page = (ROOT / "docs" / "coming-from-cupy.md").read_text()
     assert set(re.findall(r"\(examples/coming-from-cupy/(\w+)\.py\)", page)) == {path.stem for path in PROGRAMS}

@@ -78,7 +78,7 @@ def test_each_example_loads_unchanged(path: Path, tmp_path: Path) -> None:
     assert origins and set(origins.values()) == {str(path)}
     written = tomllib.loads(path.read_text())
     assert {section for section, *_ in origins} == set(written)
-    assert config.insecure is False, "no example is one of carelessness"
+    assert config.insecure is False, "no example sets insecure"
     printed = hearthd("print-config", str(path), "--json")
     assert printed.returncode == 0 and len(json.loads(printed.stdout)) == len(list(settings()))
 

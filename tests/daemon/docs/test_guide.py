@@ -44,7 +44,7 @@ def program_of(title: str, place: int = 0, page: str = GUIDE) -> str:
 
 @pytest.fixture
 def run(reader_python: Callable[[str], Path]) -> Run:
-    """Returns a function that runs a program, with what the guide says to install, and returns the lines printed."""
+    """Returns a function that runs a program with the packages of the guide, and returns the printed lines."""
     python = reader_python(GUIDE)
 
     def of_program(code: str, daemon: DaemonProcess) -> list[str]:
@@ -109,7 +109,7 @@ def test_sharing_a_device(run: Run, daemon: DaemonProcess) -> None:
     assert run(code, daemon) == shown
 
 
-def test_beside_cupy_and_pytorch(run: Run, daemon: DaemonProcess) -> None:
+def test_with_cupy_and_pytorch(run: Run, daemon: DaemonProcess) -> None:
     code = program_of("Together with CuPy and PyTorch")
     assert run(code, daemon) == ["[ 0. 10. 20. 30.]"]
 

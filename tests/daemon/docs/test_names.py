@@ -1,4 +1,4 @@
-"""Names of Hearth in the tables of docs/coming-from*.md and limits.md exist, and what limits.md says is refused."""
+"""Names of Hearth in the tables of docs/coming-from*.md and limits.md exist; unsupported calls are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook of the documentation runs from top to bottom and prints what it shows."""
+"""The notebook of the documentation runs from top to bottom and prints the output that it contains."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_faulting_session_is_quarantined_and_its_neighbour_continues(start_daemo
         error = culprit.lost()
         assert error.details["kernels"] == "wild"
         error = bystander.lost()
-        assert error.details["kernels"] == "wild", "it hears who did it"
+        assert error.details["kernels"] == "wild", "the error names the kernel that caused the loss"
         bystander.again()
         if not fault:
             culprit.again()
@@ -142,7 +142,7 @@ def test_faulting_session_is_quarantined_and_its_neighbour_continues(start_daemo
         client.node.close()
 
 
-def test_in_a_graph_the_kernel_is_named_that_was_running(node: DaemonProcess) -> None:
+def test_the_running_kernel_of_a_graph_is_named(node: DaemonProcess) -> None:
     client = Client(node)
     with client.gpu.graph() as graph:
         client.launch("fine", 1)

@@ -102,7 +102,7 @@ def dropped(daemon: DaemonProcess) -> float:
     return daemon.counter("cancelled", 0)
 
 
-def test_a_deadline_drops_what_is_still_queued(counted: Counted, daemon: DaemonProcess) -> None:
+def test_a_deadline_drops_a_queued_call(counted: Counted, daemon: DaemonProcess) -> None:
     before = dropped(daemon)
     counted.hold()
     for timeout in (0.3, 3.0, 10.0):  # on a busy machine, the deadline may pass before the call reaches the device
@@ -169,7 +169,7 @@ def test_a_client_that_stops_waiting_drops_nothing(daemon: DaemonProcess) -> Non
 
 
 def excess(counted: Counted, daemon: DaemonProcess, timeout: float) -> Refusal | None:
-    """Makes as many calls as may wait, and one more; returns its refusal after the deadlines of the others. Returns
+    """Makes as many calls as may wait, and another one; returns its refusal after the deadlines of the others. Returns
     None if they had passed before, because the machine was busy."""
     waiting = daemon.gauge("commands_waiting")
     calls = [counted.launch(future=True, timeout=timeout) for _ in range(MAX_CALLS)]

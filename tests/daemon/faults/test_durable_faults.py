@@ -51,7 +51,7 @@ def test_two_arrays_stay_consistent_across_many_losses(lossy: DaemonProcess) -> 
             timer.join()
             wait_serving(gpu)
             found = {int(each) for array in (x, y) for each in np.unique(array.get())}
-            assert len(found) == 1, f"of several moments: {sorted(found)}"
+            assert len(found) == 1, f"the arrays are of different checkpoints: {sorted(found)}"
             assert known <= found.pop() <= value
 
 

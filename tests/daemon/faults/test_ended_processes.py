@@ -1,4 +1,4 @@
-"""A session ends at once when its client's process ends on the same host, and otherwise keeps its lease."""
+"""A session ends immediately when its client's process ends on the same host, and otherwise keeps its lease."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.daemon.harness import DaemonProcess, wait_until
 from tests.support.daemon.raw import Raw
 
 LEASE_S = 3600
-"""What is free before a test ends has not waited for the lease."""
+"""Longer than any test, so that resources that are freed during a test were freed without waiting for the lease."""
 
 CLIENT = """
 import ctypes, os, sys, hearth, numpy as np
@@ -85,7 +85,7 @@ def node(daemon: DaemonProcess) -> Iterator[hearth.Node]:
         yield connected
 
 
-def test_a_killed_client_frees_its_name_and_memory_at_once(daemon: DaemonProcess, node: hearth.Node) -> None:
+def test_name_and_memory_of_a_killed_client_are_freed_immediately(daemon: DaemonProcess, node: hearth.Node) -> None:
     client, gpu = Client(daemon), node.device(0)
     with pytest.raises(hearth.HearthError, match="weights"):
         gpu.publish("weights", gpu.zeros(4, np.float32))
@@ -134,7 +134,7 @@ def test_a_forked_child_does_not_keep_the_session_of_its_parent(daemon: DaemonPr
 
 @pytest.mark.parametrize("option", ["grpc", "undeclared"])
 def test_a_client_whose_process_is_unknown_keeps_its_lease(daemon: DaemonProcess, option: str) -> None:
-    """gRPC gives no process; and a process that is not the declared one may be a proxy, such as sshd."""
+    """gRPC does not identify the process, and a process other than the declared one may be a proxy, such as sshd."""
     client = Client(daemon, option)
     client.kill()
     wait_until(lambda: not client.connected(daemon), "the end of its connection")

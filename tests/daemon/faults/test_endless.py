@@ -114,7 +114,7 @@ def test_a_client_closes(node: DaemonProcess, isolation: str) -> None:
     pid = process_of(node, session if own else "")["pid"]
     begin = time.monotonic()
     connected.close()
-    assert time.monotonic() - begin < LATE, "it waits two seconds for its work, and no more"
+    assert time.monotonic() - begin < LATE, "close waits two seconds for running work at most"
     is_over(node, session, pid, before)
 
 
@@ -153,11 +153,11 @@ def test_new_session_gets_next_process_while_operator_ends_endless_session(node:
         late = threading.Thread(target=comes)
         late.start()
         wait_until(lambda: not alive(pid), "the end of the process", WAIT_S)
-        assert time.monotonic() - began > 1.9, "there is a grace"
+        assert time.monotonic() - began > 1.9, "the process is not ended before the grace period"
         for thread in (ending, late):
             thread.join(WAIT_S)
-    assert running == [0] and len(served_at) == 1, "nothing runs on, and no client saw a loss"
-    assert served_at[0] - began > 1.9, "it had to wait for the grace"
+    assert running == [0] and len(served_at) == 1, "no kernel still runs, and no client saw a loss"
+    assert served_at[0] - began > 1.9, "the new session waited for the grace period"
     is_over(node, victim.session_id, pid, before)
     victim.close()
 
@@ -209,7 +209,7 @@ def test_hearth_run_is_interrupted(node: DaemonProcess, tmp_path: Path) -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stdout.readline().startswith("endless<<<")
         (session,) = [each["id"] for each in node.status()["sessions"]]
-        wait_until(lambda: node.counter("kernel_launches") > launches, "the launch, which comes behind the line")
+        wait_until(lambda: node.counter("kernel_launches") > launches, "the launch, which follows the line")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "hearth: interrupted\n")

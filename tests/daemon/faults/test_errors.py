@@ -144,7 +144,7 @@ def test_other_streams_and_devices_are_unaffected(gpu: hearth.Device, node: hear
         gpu.synchronize()
 
 
-def test_a_failed_module_poisons_what_its_kernels_write(gpu: hearth.Device) -> None:
+def test_a_failed_module_poisons_the_outputs_of_its_kernels(gpu: hearth.Device) -> None:
     x = gpu.zeros(1, np.int32)
     bad = gpu.RawKernel(BAD, "bad")
     bad((1,), (1,), (x,))

@@ -133,7 +133,7 @@ def test_device_processes_outlive_the_forkserver(daemon: DaemonProcess, load: Ki
             saxpy_works(gpu)
 
 
-def test_exit_code_of_a_device_whose_forkserver_is_gone(daemon: DaemonProcess) -> None:
+def test_exit_code_of_a_device_whose_forkserver_has_ended(daemon: DaemonProcess) -> None:
     old = forkserver(daemon)
     os.kill(old, signal.SIGKILL)
     forkserver(daemon, but=old)
@@ -195,7 +195,7 @@ def test_device_processes_of_a_lost_forkserver_end_with_the_front(daemon: Daemon
         os.kill(pid, signal.SIGSTOP)
     daemon.process.kill()
     daemon.process.wait()
-    wait_until(lambda: not marked(daemon.mark), "the end of what the front had started")
+    wait_until(lambda: not marked(daemon.mark), "the end of the front's processes")
 
 
 def test_compilers_of_a_lost_device_are_waited_for(daemon: DaemonProcess) -> None:

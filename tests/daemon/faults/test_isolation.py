@@ -149,11 +149,11 @@ def test_session_limit_is_capped_by_the_daemon(start_daemon: StartDaemon) -> Non
 def test_each_tenant_has_its_process_and_only_that_is_lost(start_daemon: StartDaemon) -> None:
     config, tokens = tenants("x", "y", devices=DEVICES)
     daemon = start_daemon(**config)
-    assert device_processes(daemon) == 1, "one has shown that the device serves"
+    assert device_processes(daemon) == 1, "one process has shown that the device serves"
     first = processes(daemon)[0]["pid"]
     with daemon.connect(token=tokens["x"]) as x_node, daemon.connect(token=tokens["y"]) as y_node:
         x, y = Worker(x_node), Worker(y_node)
-        assert pid_of(daemon, tenant="x") == first, "the first to come took it over"
+        assert pid_of(daemon, tenant="x") == first, "the first session got the existing process"
         assert device_processes(daemon) == 2
         with daemon.connect(token=tokens["x"]) as again:
             third = Worker(again)
@@ -213,9 +213,9 @@ def test_session_with_repeated_faults_is_quarantined_and_others_stay(start_daemo
             with pytest.raises(hearth.HearthError) as caught:
                 elsewhere.get()
             assert caught.value.reason == "SESSION_BARRED"
-            wait_until(lambda: daemon.gauge("memory_in_use_bytes", 1) == 0, "what it held is freed")
+            wait_until(lambda: daemon.gauge("memory_in_use_bytes", 1) == 0, "the release of its memory")
         Worker(innocent_node).works()
-        assert daemon.status()["devices"][0]["state"] == "serving", "one culprit does not fence the device"
+        assert daemon.status()["devices"][0]["state"] == "serving", "one faulting session does not fence the device"
     with daemon.connect() as node:
         Worker(node).works()
 
@@ -258,7 +258,7 @@ def test_no_more_processes_than_configured(start_daemon: StartDaemon) -> None:
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_how_soon_a_faulted_device_serves_again(start_daemon: StartDaemon, spare: bool) -> None:
+def test_time_until_a_faulted_device_serves_again(start_daemon: StartDaemon, spare: bool) -> None:
     """Measures the time from the faulting launch to the next result, with all objects created again; printed with
     -s."""
     daemon = start_daemon(devices={**DEVICES, "spare": spare})

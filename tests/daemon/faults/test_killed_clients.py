@@ -25,12 +25,12 @@ from tests.support.folders import ROOT
 
 CLIENTS = int(os.environ.get("HEARTH_TEST_CLIENTS", "36"))
 BATCH = 12
-"""Maximum number of clients that run at once."""
+"""Maximum number of clients that run concurrently."""
 LEASE_S = 6.0
 LIFE_S = (0.02, 1.2)
 """Range of the seconds from a client's fork until it is killed."""
 COMPILE_THREADS = 2
-"""Compile threads of a device process (`compile.workers`); the second one starts when two sources arrive at once."""
+"""Compile threads of a device process (`compile.workers`); the second one starts when two sources arrive together."""
 FRONT_THREADS = 8 + (os.cpu_count() or 1)
 """Threads of gRPC's core and of the event loop's executor: their number varies up to a limit that grows with the number
 of processors."""
@@ -103,11 +103,11 @@ def massacre(nursery: Nursery, rng: random.Random, seeds: range) -> None:
 
 
 def bury(deaths: list[tuple[float, int]]) -> None:
-    """Kills the client whose time comes first."""
+    """Kills the client whose end is scheduled first."""
     deaths.sort()
     when, pid = deaths.pop(0)
     time.sleep(max(0.0, when - time.monotonic()))
-    with contextlib.suppress(ProcessLookupError):  # it has failed by itself: `errors` has the reason
+    with contextlib.suppress(ProcessLookupError):  # it has already ended with an error: `errors` has the reason
         os.kill(pid, signal.SIGKILL)
 
 
@@ -166,7 +166,7 @@ def stacks(daemon: DaemonProcess) -> str:
     start = len(daemon.log())
     for device in daemon.status()["devices"]:
         os.kill(device["pid"], signal.SIGUSR1)
-        time.sleep(1)  # the processes write one after another, and no event tells that a dump is complete
+        time.sleep(1)  # the processes write one after another, and no event signals that a dump is complete
     return daemon.log()[start:]
 
 

@@ -1,4 +1,4 @@
-"""Resources of a session are released: at once when it is closed, within its lease after its client has ended."""
+"""Resources of a session are released: immediately when it is closed, within its lease after its client has ended."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.support.folders import ROOT
 LEASE_S = 2.0
 """The lease. Tests that renew it start again if the machine was too busy for a renewal in time."""
 LATE_S = 20.0
-"""Seconds: far more than any step here takes, and less than the default lease. What has not happened by then never
-will."""
+"""Seconds: far more than any step here takes, and less than the default lease. After that time, an event counts as
+missing."""
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def patient(cache: Path) -> Iterator[LentDaemon]:
-    """A daemon whose lease a client keeps that imports and compiles for seconds on a busy machine."""
+    """A daemon whose lease exceeds the duration of a client's imports and compiles on a busy machine."""
     lender = LentDaemon(cache, {"sessions": {"lease": f"{LATE_S / 2}s"}})
     yield lender
     lender.close()
@@ -249,7 +249,7 @@ def _until(finish: threading.Event, raw: Raw) -> Iterator[device_pb2.UploadReque
 
 
 def test_idle_client_keeps_its_session(patient: LentDaemon) -> None:
-    """A client renews its lease by itself, whether it has used a device or not."""
+    """A client renews its lease automatically, whether it has used a device or not."""
     daemon = patient.lend()
     with daemon.connect() as idle, daemon.connect() as used:
         x = used.device(0).ones(4)

@@ -122,7 +122,7 @@ def test_client_without_its_lane_is_answered(
     paused: DaemonProcess, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """The front is stopped from before the ticket is presented until the client has sent its work over the stream. Or
-    the device process is stopped, to which the front has handed over the lane by then."""
+    the device process is stopped after the front has handed over the lane to it."""
     pid = paused.process.pid if victim == "front" else paused.device_pid()
     given_up = threading.Event()
     original, threads = base.open_lane, []
@@ -151,7 +151,7 @@ def test_client_without_its_lane_is_answered(
             add_one((1,), (4,), (x, np.int32(4)))
             gpu.synchronize(timeout=60)
         assert x.get().tolist() == [3] * 4
-        assert len(threads) == 1, "one stream, and nothing had to be taken up again"
+        assert len(threads) == 1, "one stream, which was not resumed"
         threads[0].join()
         assert connection_of(gpu).outages == 0 and connection_of(gpu).attachment().channel is None
     with paused.connect() as other:

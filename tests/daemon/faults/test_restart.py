@@ -1,5 +1,5 @@
-"""The end of a front that is killed ends all of its processes, whatever they were doing; the next daemon starts in the
-same place."""
+"""If a front is killed, all of its processes end, also during work, and the next daemon starts at the
+same addresses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def kill(daemon: DaemonProcess) -> float:
     daemon.process.kill()
     daemon.process.wait()
     began = time.monotonic()
-    wait_until(lambda: not marked(daemon.mark), "the end of what the front had started", QUICKLY)
+    wait_until(lambda: not marked(daemon.mark), "the end of the front's processes", QUICKLY)
     return time.monotonic() - began
 
 
@@ -92,7 +92,7 @@ def test_kill_9_under_load_and_restart_at_the_same_addresses(start: Start, tempo
     keep = busy(raw, node)
     wait_until(lambda: compiling(first), "the compile")
     kill(first)
-    assert first.socket.exists(), "no process was left to remove it"
+    assert first.socket.exists(), "no process remained to remove it"
     with pytest.raises(hearth.HearthError):
         node.device(0).synchronize()
     left = [path.name for path in temporary.iterdir()]
@@ -111,7 +111,7 @@ def test_kill_9_under_load_and_restart_at_the_same_addresses(start: Start, tempo
             again = [device["memory"]["used_bytes"] for device in second.status()["devices"]]
             assert all(now < before + (256 << 20) for now, before in zip(again, used, strict=True))
     assert second.stop() == 0
-    assert not list(temporary.iterdir()), "what the first one left is cleared away by the second"
+    assert not list(temporary.iterdir()), "the second daemon removes the files of the first"
     raw.channel.close()
     node.close()
     del keep
@@ -127,7 +127,7 @@ def test_kill_9_with_device_processes_that_are_stuck(start: Start) -> None:
 
 
 CLEARED = ("hearth-workers-", "hearth-forkserver-")
-"""Directories that a killed process may leave behind, and that the next daemon removes."""
+"""Directories that a killed process may leave, and that the next daemon removes."""
 
 
 def test_next_daemon_removes_leftover_directories(start: Start, temporary: Path) -> None:
@@ -153,7 +153,7 @@ def test_kill_9_during_the_start(temporary: Path, cache: Path, tmp_path: Path, s
     time.sleep(random.Random(seed).uniform(0.1, 1.5))  # a random moment
     process.kill()
     process.wait()
-    wait_until(lambda: not marked(mark), "the end of what it had started", 20)  # it may be importing CuPy
+    wait_until(lambda: not marked(mark), "the end of its processes", 20)  # it may be importing CuPy
     left = {path.name for path in temporary.iterdir()} - {
         "s",
         "s.lock",

@@ -126,8 +126,8 @@ def test_opening_a_session_over_connections_that_are_cut(cutter: Cutter) -> None
 
 
 def test_silent_connection_is_replaced(cutter: Cutter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No peer closes the connection: the client notices by its pings, and takes the session over from a stream that the
-    daemon considers alive."""
+    """No peer closes the connection: the client detects the loss by its pings, and resumes the session. The earlier
+    stream is still open for the daemon."""
     times = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     options = dict(transport._OPTIONS) | times
     monkeypatch.setattr(transport, "_OPTIONS", tuple(options.items()))
@@ -161,7 +161,7 @@ def test_two_devices_and_a_collective_across_cuts(cutter: Cutter) -> None:
 
 
 def test_large_transfers_resume_where_they_stopped(cutter: Cutter) -> None:
-    """The transfers use the daemon's own limits, several at once, in both directions."""
+    """Several concurrent transfers, in both directions, with the daemon's own limits."""
     cutter.plan = random_cuts(5, 4 << 20)
     hosts = [np.frombuffer(np.random.default_rng(number).bytes((20 << 20) + number), np.uint8) for number in range(3)]
     results: dict[int, bool] = {}
@@ -248,8 +248,8 @@ def test_timeout_during_an_outage(cutter: Cutter) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_late_attach(daemon: DaemonProcess, times: int) -> None:
-    """An attach that the client gave up for another stream, and that the daemon receives after the newer one, displaces
-    the newer stream; the client continues on a third."""
+    """An attach that the client abandoned for another stream, and that the daemon receives after the newer one,
+    displaces the newer stream; the client continues on a third."""
     with hearth.connect(daemon.grpc) as node:
         counter = Counter(node.device(0))
         attachment = connection_of(counter.gpu).attachment()
@@ -297,7 +297,7 @@ def test_late_stream_of_a_transfer(daemon: DaemonProcess, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("way", ["down", "up", "dispatch"])
 def test_transfer_cancelled_during_outage_is_reported_to_daemon(cutter: Cutter, way: str) -> None:
-    """The daemon still receives the message: otherwise its command, and everything behind it, would wait for the bytes
+    """The daemon still receives the message: otherwise its command, and all commands after it, would wait for the bytes
     forever."""
     host = np.arange(3 << 20, dtype=np.uint8)
     with hearth.connect(cutter.address, lanes=False) as node:
@@ -446,7 +446,7 @@ def test_outage_longer_than_the_lease(brief: DaemonProcess) -> None:
 def test_session_expires_despite_pending_upload_or_kernel(
     brief: DaemonProcess, start_daemon: StartDaemon, where: str
 ) -> None:
-    """A session that expires during an upload or behind a running kernel is freed nevertheless."""
+    """A session that expires during an upload or while its kernel runs is freed nevertheless."""
     daemon, expires = brief, _expires_behind_a_kernel if where == "kernel" else _expires_during_an_upload
     if not expires(daemon):
         daemon = start_daemon(sessions={"lease": "10s"})

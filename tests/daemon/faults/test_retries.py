@@ -44,7 +44,7 @@ class Restarted:
         return self.start()
 
     def end(self) -> list[str]:
-        """Ends the daemons; returns what they left behind."""
+        """Ends the daemons; returns the resources that they have not released."""
         for process in self._started:
             process.stop()
         left = [what for process in self._started for what in process.left_behind()]
@@ -69,7 +69,7 @@ def test_connect_retries_until_the_daemon_starts(restarted: Restarted) -> None:
         began = time.monotonic()
         with pytest.raises(hearth.ConnectError) as caught:
             connect(target)
-        assert time.monotonic() - began < LATE and caught.value.retryable, "without being told to it does not wait"
+        assert time.monotonic() - began < LATE and caught.value.retryable, "without wait_for_ready it does not wait"
         with pytest.raises(hearth.ConnectError):
             connect(target, timeout=0.3, wait_for_ready=True)
     with ThreadPoolExecutor(3) as waiting:
@@ -78,7 +78,7 @@ def test_connect_retries_until_the_daemon_starts(restarted: Restarted) -> None:
 
         @hearth.retrying(timeout=60, idempotent=True, on_retry=lambda error, pause: told.set())
         def work() -> Any:
-            """Creates all objects that it needs, the first time on a node that has gone."""
+            """Creates all objects that it needs, the first time on a node that is no longer reachable."""
             nonlocal gpu
             if told.is_set():
                 gpu = connect(first.unix).device(0)
@@ -119,6 +119,6 @@ def test_full_daemon_is_retried_and_refusal_is_raised(restarted: Restarted) -> N
     began = time.monotonic()
     with pytest.raises(hearth.AuthenticationError) as refused:
         daemon.connect(token="wrong", timeout=2 * LATE, wait_for_ready=True)
-    assert time.monotonic() - began < LATE and not refused.value.retryable, "what cannot help is not waited for"
+    assert time.monotonic() - began < LATE and not refused.value.retryable, "no retry for this error"
     with pytest.raises(hearth.ArgumentError):
         daemon.connect(timeout=0, wait_for_ready=True)

@@ -270,8 +270,8 @@ def test_transitions_follow_the_capture_order(work: Execute) -> None:
 
 
 def test_a_stream_joins_a_capture_in_one_batch(work: Execute) -> None:
-    """The wait decides on arrival, so that later commands of the same batch are recorded; the end says which stream is
-    not joined, and only the stream where the capture began can end it."""
+    """The wait decides on arrival, so that later commands of the same batch are recorded; the end names the stream that
+    is not joined, and only the stream where the capture began can end it."""
     side = c.Command(stream=OTHER, launch=launch())
     work.batch(
         begin(),
@@ -332,7 +332,7 @@ def test_refused_begin_of_a_capture_is_reported_on_the_stream(work: Execute) -> 
     assert [failure.command for failure in work.failures(STREAM)] == ["begin_capture"]
 
 
-def test_destroying_a_stream_discards_what_it_records(work: Execute, daemon: DaemonProcess) -> None:
+def test_destroying_a_stream_discards_its_recording(work: Execute, daemon: DaemonProcess) -> None:
     work.batch(c.Command(stream=OTHER, launch=launch()))
     work.ask(c.Command(stream=OTHER, sync=c.Sync()))  # the module is loaded: no command below is deferred
     work.batch(
@@ -366,7 +366,7 @@ def test_everything_in_one_batch_before_the_compile_is_done(work: Execute) -> No
         run(count=5),
         c.Command(stream=OTHER, update_graph=c.UpdateGraph(graph=GRAPH, launch=record)),
         run(stream=OTHER, count=10),
-        # ordered behind the launch, although the daemon does not know the graph's nodes yet
+        # ordered after the launch, although the daemon does not know the graph's nodes yet
         c.Command(copy=c.Copy(source=BUFFER, destination=1, size=4)),
         c.Command(fill=c.Fill(buffer=BUFFER, size=4, pattern=b"\0")),
         c.Command(destroy_graph=c.DestroyGraph(graph=GRAPH)),

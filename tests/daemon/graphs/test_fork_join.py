@@ -74,7 +74,7 @@ def test_work_that_cannot_be_recorded_ends_the_capture_with_its_error(gpu: heart
 
 
 def test_done_does_not_spoil_a_capture(gpu: hearth.Device) -> None:
-    """During a capture, `done` tells of the work before it; an event of the capture has no answer."""
+    """During a capture, `done` covers the work before it; an event of the capture cannot be queried."""
     add_one = common(gpu, "add_one")
     flag, x = gpu.zeros(1, np.int32), gpu.zeros(N, np.int32)
     stream = gpu.stream()
@@ -136,7 +136,7 @@ def test_streams_join_a_capture_by_events(gpu: hearth.Device) -> None:
         hosts[0][:] = 3
         hosts[2] = mixed(hosts[0], mixed(hosts[1], hosts[1].copy()))
         np.testing.assert_array_equal(z.get(), hosts[2])
-    mix((1,), (N,), (x, y, SIZE), stream=left)  # runs at once
+    mix((1,), (N,), (x, y, SIZE), stream=left)  # runs immediately
     np.testing.assert_array_equal(y.get(), mixed(hosts[0], hosts[1]))
 
 
@@ -238,7 +238,7 @@ def test_a_capture_whose_stream_is_dropped_refuses_nothing(gpu: hearth.Device) -
 
 
 def test_a_graph_launched_in_a_capture_adds_its_nodes(gpu: hearth.Device) -> None:
-    """The nodes are copies, as they are at that time, behind and before the neighbours of the launch."""
+    """The nodes are copies of the child's nodes at that time, ordered after earlier work and before later work."""
     add_one = common(gpu, "add_one")
     x, y = gpu.zeros(N, np.int32), gpu.zeros(N, np.int32)
     side = gpu.stream()
@@ -307,7 +307,7 @@ def test_a_graph_is_described_in_dot(gpu: hearth.Device) -> None:
 
 
 def test_child_graphs_are_clusters_of_the_description(gpu: hearth.Device) -> None:
-    """A child graph that contains others comes before them, and encloses them."""
+    """A child graph that contains others is listed before them, and encloses them."""
     x = gpu.zeros(N, np.int32)
     with gpu.graph() as inner:
         x.fill(1)
@@ -345,7 +345,7 @@ def test_child_graphs_are_clusters_of_the_description(gpu: hearth.Device) -> Non
 
 
 @pytest.mark.parametrize("what", ["launch", "default", "fill", "copy", "graph", "prepared"])
-def test_work_outside_the_capture_is_refused_or_runs_at_once(gpu: hearth.Device, what: str) -> None:
+def test_work_outside_the_capture_is_refused_or_runs_immediately(gpu: hearth.Device, what: str) -> None:
     add_one = common(gpu, "add_one")
     x, y = gpu.zeros(N, np.int32), gpu.ones(N, np.int32)
     beside = gpu.stream()

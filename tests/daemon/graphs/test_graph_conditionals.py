@@ -1,4 +1,4 @@
-"""Conditional nodes: bodies that each launch of a graph runs if a value on the device says so."""
+"""Conditional nodes: bodies that each launch of a graph runs depending on a value on the device."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_branches_nest_and_are_launched_in_captures(gpu: hearth.Device, kernels:
     assert [node.kind for node in parent.nodes if node.kind == "switch"] == ["switch"] * 4
 
 
-def test_branches_beside_other_streams(gpu: hearth.Device, kernels: Kernels) -> None:
+def test_branches_with_work_on_other_streams(gpu: hearth.Device, kernels: Kernels) -> None:
     """Nodes of another stream follow all bodies, or none."""
     k = kernels
     add_one = common(gpu, "add_one")
@@ -327,7 +327,7 @@ def test_a_graph_with_conditions_is_launched_in_a_capture(gpu: hearth.Device, ke
     assert parent.children == (range(1, 4), range(4, 7), range(8, 10), range(10, 13))
 
 
-def test_conditions_beside_other_streams(gpu: hearth.Device, kernels: Kernels) -> None:
+def test_conditions_with_work_on_other_streams(gpu: hearth.Device, kernels: Kernels) -> None:
     """A node of another stream may follow a body."""
     k = kernels
     add_one = common(gpu, "add_one")

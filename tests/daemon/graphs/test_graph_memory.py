@@ -60,7 +60,7 @@ def test_each_launch_copies_from_and_to_the_same_pinned_arrays(
         expected[100:116] = np.stack([np.zeros(8, np.int32), source[:32:4]], 1).ravel()
         np.testing.assert_array_equal(target, expected)
         target[:] = 0
-    graph.launch(3)  # copies of one launch are behind those of the launch before
+    graph.launch(3)  # copies of one launch follow those of the previous launch
     assert (x.get() == -5 * np.arange(3, 3 + N) + 1).all()
 
 
@@ -88,9 +88,7 @@ def test_copies_of_streams_that_join_are_ordered_by_events(
 
 
 @pinned_memory
-def test_a_launch_reads_pinned_memory_when_its_turn_comes(
-    gpu: hearth.Device, host: tuple[np.ndarray, np.ndarray]
-) -> None:
+def test_a_launch_reads_pinned_memory_when_it_runs(gpu: hearth.Device, host: tuple[np.ndarray, np.ndarray]) -> None:
     source, _ = host
     x, flag, stream = gpu.zeros(N, np.int32), gpu.zeros(1, np.int32), gpu.stream()
     with gpu.graph() as graph:

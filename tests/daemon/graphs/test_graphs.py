@@ -150,7 +150,7 @@ def test_random_programs_equal_a_sequential_reference(
 
 
 def test_launches_are_ordered_like_one_command(gpu: hearth.Device) -> None:
-    """Launches run behind earlier work on other streams, and before later work, if a buffer is shared."""
+    """Launches run after earlier work on other streams, and before later work, if a buffer is shared."""
     mix = common(gpu, "mix")
     side, third = gpu.stream(), gpu.stream()
     x, y, flag = ramp(gpu), ramp(gpu), gpu.zeros(1, np.int32)
@@ -237,7 +237,7 @@ def test_ten_thousand_launches_delay_no_other_session(gpu: hearth.Device, daemon
     over.set()
     thread.join()
     assert (result == 100_000).all()
-    # Answers come all the time, and not only at the end.
+    # Answers arrive throughout, and not only at the end.
     assert len(waits) >= 5 and sorted(waits)[len(waits) // 2] < took / 5, (took, waits)
 
 

@@ -65,7 +65,7 @@ def test_a_list_given_as_one(gpu: hearth.Device) -> None:
 
 
 def test_arguments_that_only_the_list_holds(gpu: hearth.Device) -> None:
-    """Arrays that the program drops, before and after the list is made, live as long as the list."""
+    """Arrays that the program drops, before and after the list is made, are kept as long as the list."""
     add_one = common(gpu, "add_one")
     in_use = gpu.memory_usage().bytes_in_use
     y = gpu.zeros(N, np.int32)
@@ -185,7 +185,7 @@ def test_a_list_inside_a_graph_becomes_its_nodes(gpu: hearth.Device) -> None:
 # ---- commands that cannot be prepared ----
 
 
-def test_all_errors_of_a_list_are_reported_at_once(gpu: hearth.Device) -> None:
+def test_all_errors_of_a_list_are_reported_together(gpu: hearth.Device) -> None:
     add_one, saxpy = common(gpu, "add_one"), common(gpu, "saxpy")
     x = gpu.zeros(N, np.int32)
     with pytest.raises(hearth.LaunchError) as caught, gpu.prepared() as prepared:
@@ -256,7 +256,7 @@ def test_an_exception_prepares_nothing(gpu: hearth.Device) -> None:
     gpu.synchronize()
 
 
-def test_a_list_before_its_making_and_after_its_end(gpu: hearth.Device) -> None:
+def test_a_list_before_its_recording_and_after_its_end(gpu: hearth.Device) -> None:
     prepared = gpu.prepared()
     with pytest.raises(hearth.ArgumentError, match="has not been recorded"):
         prepared.launch()

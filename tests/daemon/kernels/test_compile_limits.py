@@ -82,7 +82,7 @@ def compile_error(gpu: hearth.Device, code: str, **more: object) -> hearth.Heart
 
 
 def test_time_is_bounded(hasty: DaemonProcess, gpu: hearth.Device) -> None:
-    saxpy_works(gpu)  # compiled by the other daemon, in whose cache the hasty one finds it
+    saxpy_works(gpu)  # compiled by the other daemon, whose cache the `hasty` one shares
     before = hasty.counter("compile_crashes")
     with hasty.connect() as node:
         started = time.monotonic()
@@ -112,15 +112,15 @@ def test_long_compile_delays_no_other_session(start_daemon: StartDaemon) -> None
         for _ in range(50):
             add_one((1,), (16,), (x, np.int32(16)))
             gpu.synchronize()
-        assert alive(worker), "the other's compile, or its launches, have waited for the slow one"
+        assert alive(worker), "the other session's compile, or its launches, waited for the slow compile"
         assert x.get()[1] == 51
         del module
 
 
 @on_cpu
 def test_endless_compiles_of_one_tenant_do_not_starve_others(start_daemon: StartDaemon) -> None:
-    """Each tenant's device process has separate compile workers, so that compiles of other tenants never queue behind
-    it."""
+    """Each tenant's device process has separate compile workers, so that compiles of other tenants never queue after
+    its own."""
     compiling = {"timeout": "600s", "workers": 1}
     config, tokens = tenants("flood", "other", tenant("operator", rights=["admin"]), compile=compiling)
     daemon = start_daemon(cpu_count=1, **config)
@@ -139,7 +139,7 @@ def test_endless_compiles_of_one_tenant_do_not_starve_others(start_daemon: Start
             for _ in range(3):
                 node.device(0).RawModule(code=fresh('extern "C" __global__ void f() {}')).compile()
             saxpy_works(node.device(0))
-        assert workers("flood")["busy"] == 2, "its compiles go on, no more than two at once"
+        assert workers("flood")["busy"] == 2, "its compiles continue, at most two concurrently"
         del modules
 
 
@@ -172,7 +172,7 @@ def test_compile_bombs_fail_with_cause(gpu: hearth.Device, code: str) -> None:
     assert time.monotonic() - started < TIMEOUT_S + LATE
 
 
-def test_a_compile_that_fails_brings_its_log_through_the_worker(gpu: hearth.Device) -> None:
+def test_the_log_of_a_failed_compile_passes_through_the_worker(gpu: hearth.Device) -> None:
     error = compile_error(gpu, "int f() {\n    return no_such_name;\n}\n")
     assert error.reason == "COMPILE_FAILED" and "no_such_name" in error.details["log"]
     undeclared = "".join(f"__device__ int f{n}() {{ return undeclared_{n}; }}\n" for n in range(2000))

@@ -33,7 +33,7 @@ SOURCE = r"""
 extern "C" long syscall(long number, ...);
 extern "C" int* __errno_location();
 
-// result[0]: what the call returned, or minus its errno. `memory` is for paths and structures, and for what is read.
+// result[0]: the result of the call, or minus its errno. `memory` is for paths, structures and data that is read.
 extern "C" __global__ void call(long long* result, char* memory, long long number, long long a, long long b,
                                 long long c, long long d, long long e, int pointers) {
     long long arguments[5] = {a, b, c, d, e};

@@ -1,4 +1,4 @@
-"""Cooperative launches: a grid that synchronises, with up to as many blocks as the device can run at once."""
+"""Cooperative launches: a grid that synchronises, with up to as many blocks as can be resident on the device."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_grid_in_three_dimensions(gpu: hearth.Device, kernel: Kernel) -> None:
 def test_a_grid_is_valid_in_a_cooperative_launch_only(gpu: hearth.Device, kernel: Kernel, cooperative: bool) -> None:
     out = gpu.full(3, -1, np.int32)
     kernel("valid")((3,), (32,), (out,), cooperative=cooperative)
-    # A GPU distinguishes the two only if the grid has more blocks than it can run at once.
+    # A GPU distinguishes the two only if the grid has more blocks than can be resident.
     assert out.get().tolist() == [int(cooperative or BACKEND == "cuda")] * 3
 
 
@@ -142,7 +142,7 @@ def test_fit_keeps_a_grid_that_is_resident(
         gpu.synchronize()
 
 
-def test_fit_refuses_what_it_does_not_reduce(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_fit_refuses_grids_of_several_dimensions_and_unknown_values(gpu: hearth.Device, kernel: Kernel) -> None:
     meet = kernel("meet")
     limit = meet.occupancy(64, 256).max_cooperative_blocks
     out = gpu.zeros(2, np.int32)

@@ -45,8 +45,8 @@ def test_text_before_a_fault_reaches_the_client(lossy: DaemonProcess, how: int, 
     assert "".join(said).splitlines() == [f"{how}: line {i}" for i in range(lines)]
 
 
-def test_text_of_a_bystander_is_not_sent_to_the_culprit(lossy: DaemonProcess) -> None:
-    """If two sessions print, the text goes to the log, because its session is unknown."""
+def test_output_of_another_session_is_not_sent_to_the_faulting_one(lossy: DaemonProcess) -> None:
+    """If two sessions print, the text is written to the log, because its session is unknown."""
     said: list[str] = []
     code = CODE + '__device__ volatile int go;\nextern "C" __global__ void held() { printf("held\\n"); while (!go) {} }'
     with lossy.connect() as one, lossy.connect() as two:

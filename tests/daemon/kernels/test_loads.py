@@ -99,10 +99,10 @@ def test_refused_load_names_blocking_kernel(daemon: DaemonProcess) -> None:
             with pytest.raises(hearth.QuotaExceededError):
                 ask()
         assert daemon.gauge("loads_waiting") == 0
-        assert daemon.counter("loads_refused", 0) == before + 1, "who comes right behind does not wait"
+        assert daemon.counter("loads_refused", 0) == before + 1, "a load directly after the refused one does not wait"
         gate.open()
         works(fresh(gpu), gpu)
-        works(module, gpu)  # who asks again later may have it
+        works(module, gpu)  # a later request may succeed
         module.get_global("number", np.int32).get(timeout=WAIT_S)
 
 
@@ -129,7 +129,7 @@ def test_waiting_load_is_visible_in_status_and_metrics(reloaded: Reloaded, capsy
         assert "1 module load is waiting for kernels to end" in capsys.readouterr().out
         assert main.main(["top", daemon.unix, "--once", "--interval", "0.1"]) == 0
         assert "1 module load is waiting for kernels to end" in capsys.readouterr().out
-        reloaded.change(launch=SHORT)  # for those that wait, too
+        reloaded.change(launch=SHORT)  # also for loads that already wait
         with pytest.raises(hearth.QuotaExceededError, match="hold of session"):
             module.compile(timeout=WAIT_S)
         assert len(events(daemon, "loads_wait", session)) == 1
@@ -151,4 +151,4 @@ def test_load_is_dropped_when_its_session_ends(reloaded: Reloaded) -> None:
         assert (staying.ones(4, np.int32).get(timeout=WAIT_S) == 1).all()
     with guest(daemon) as gpu:
         works(fresh(gpu), gpu)
-    assert daemon.counter("modules_loaded", 0) == loaded + 2, "those of the last"
+    assert daemon.counter("modules_loaded", 0) == loaded + 2, "the two modules of the last session"

@@ -53,7 +53,7 @@ def fresh(body: str) -> str:
     return f"// {uuid.uuid4()}\n{body}"
 
 
-def test_a_compile_error_brings_the_log_with_lines(gpu: hearth.Device) -> None:
+def test_a_compile_error_has_the_log_with_line_numbers(gpu: hearth.Device) -> None:
     module = gpu.RawModule(code=WRONG)
     log = io.StringIO()
     with pytest.raises(hearth.CompileError) as caught:
@@ -210,7 +210,7 @@ def test_second_device_takes_the_module_from_the_cache(pair: list[hearth.Device]
     assert described(second).cached and described(second).compile_ns == 0
 
 
-def test_two_devices_at_once_compile_once(pair: list[hearth.Device]) -> None:
+def test_concurrent_loads_on_two_devices_compile_once(pair: list[hearth.Device]) -> None:
     code = fresh('extern "C" __global__ void f() {}')
     modules = [device.RawModule(code=code) for device in pair]
     assert [described(module).cached for module in modules].count(False) == 1
@@ -223,7 +223,7 @@ def test_the_cache_survives_the_daemon_and_damage(
     directory = tmp_path / "private"
     directory.mkdir(mode=0o700)
     saxpy_works(gpu)
-    for made in cache.iterdir():  # keeps what the CPU backend builds only once, because building takes long
+    for made in cache.iterdir():  # keeps the files that the CPU backend builds only once, because building takes long
         if made.is_dir() and len(made.name) > 2 and not made.name.startswith("."):
             shutil.copytree(made, directory / made.name)
 
@@ -343,8 +343,8 @@ def test_invalid_code_is_refused(gpu: hearth.Device, code: str | bytes) -> None:
 
 
 def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None:
-    """The handle is invalid at once, and so are those of its functions and variables; the code is unloaded after the
-    kernel has ended."""
+    """The handle is invalid immediately, and so are those of its functions and variables; the code is unloaded after
+    the kernel has ended."""
     code = """
     __device__ int step = 5;
     extern "C" __global__ void late(int* x, long long cycles) {
@@ -375,7 +375,7 @@ def test_unloading_a_module_whose_kernel_runs(raw: Raw, stream: Execute) -> None
     answer = stream.ask(c.Command(read=c.Read(buffer=flag, size=4)))
     assert answer.read.data == struct.pack("<i", 5), answer
     again = c.LoadModule(module=module, kind=c.CODE_KIND_CUDA_CPP, code=code.encode())
-    assert stream.ask(c.Command(load_module=again)).HasField("module"), "its number is free again"
+    assert stream.ask(c.Command(load_module=again)).HasField("module"), "its number can be used again"
 
 
 @on_gpu

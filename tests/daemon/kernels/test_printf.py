@@ -1,5 +1,5 @@
 """Output of kernels reaches the session that launched them, before the answer to a call that waited for them; otherwise
-it goes to the log."""
+it is written to the log."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_output_of_all_launches_arrives_completely_and_in_order(gpu: hearth.Devi
     for n in range(100):
         half((1,), (1,), (np.int32(n),))
     gpu.synchronize()
-    assert "".join(said) == "".join(map(str, range(100))), "every launch is seen, also those that were checked before"
+    assert "".join(said) == "".join(map(str, range(100))), "the output of every launch arrives, also of repeated ones"
 
 
 def test_graphs_and_dispatches_print_too(gpu: hearth.Device, said: list[str]) -> None:
@@ -124,13 +124,13 @@ def test_excess_output_is_cut_with_a_notice(gpu: hearth.Device, said: list[str])
     function(gpu, "flood")((1,), (1,), (np.int32(100_000),))
     gpu.synchronize()
     text = "".join(said)
-    # CUDA's buffer keeps the newest 1 MiB of arguments; the formatted text may be longer than what is kept here.
+    # CUDA's buffer keeps the newest 1 MiB of arguments; the formatted text may be longer than the daemon's limit.
     assert len(text) <= (1 << 20) + 200
     assert "more bytes of output were dropped" in text.splitlines()[-1]
     said.clear()
     function(gpu, "say")((1,), (1,), (np.int32(3),))
     gpu.synchronize()
-    assert lines(said) == ["3 says thread 0"], "nothing of the flood is left"
+    assert lines(said) == ["3 says thread 0"], "none of the flood's text remains"
 
 
 @on_cpu
@@ -176,14 +176,14 @@ def test_ambiguous_output_goes_to_log(lossy: DaemonProcess) -> None:
         texts.clear()
         with gated(one.device(0)) as gate:
             gate.hold()
-            first((1,), (1,), (np.int32(1111),))  # behind the gate, so it is not known to have ended
+            first((1,), (1,), (np.int32(1111),))  # ordered after the gate, so it is not known to have ended
             one.device(0).flush()
             second((1,), (1,), (np.int32(2222),))
             two.device(0).synchronize()
             assert texts == []
             gate.open()
         one.device(0).synchronize()
-        assert lines(texts) == ["1111 says thread 0"], "by then only one was left that it could be from"
+        assert lines(texts) == ["1111 says thread 0"], "only one session remained from which it could be"
         names = sorted([one.session_id, two.session_id])
     found = [line for line in lossy.log().splitlines() if "2222 says" in line]
     assert len(found) == 1 and all(name in found[0] for name in names) and "kernel_output" in found[0]

@@ -36,7 +36,7 @@ def repeat(stream: Execute, data: bytes, batches: int = 3, records: int = 5) -> 
     return batches * records
 
 
-def test_repeats_all_run(raw: Raw, stream: Execute, function: int) -> None:
+def test_every_repeated_launch_runs(raw: Raw, stream: Execute, function: int) -> None:
     buffer = raw.buffer(bytes(4))
     data = record(function, buffer)
     times = sum(repeat(stream, data) for _ in range(40))

@@ -314,7 +314,7 @@ def test_prepared_in_a_graph(gpu: hearth.Device) -> None:
         ),
     ],
 )  # fmt: skip
-def test_everything_that_is_wrong_in_one_error(
+def test_one_error_names_everything_that_is_wrong(
     gpu: hearth.Device, options: dict[str, Any], messages: list[str]
 ) -> None:
     x = gpu.zeros((64, 32), np.float32)

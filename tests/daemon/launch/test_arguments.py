@@ -108,7 +108,7 @@ extern "C" __global__ void put(unsigned value, unsigned short small, unsigned* o
 
 
 def test_the_sign_of_a_parameter_of_an_extern_c_kernel(gpu: hearth.Device) -> None:
-    """The CPU backend knows the sign. On a GPU it is unknown, and a Python int has to fit a signed parameter."""
+    """The CPU backend knows the sign. On a GPU it is unknown, and a Python int must fit a signed parameter."""
     put, out = gpu.RawKernel(UNSIGNED, "put"), gpu.zeros(2, np.uint32)
     put(1, 1, (2**31 - 1, 2**15 - 1, out))
     assert out.get().tolist() == [2**31 - 1, 2**15 - 1]

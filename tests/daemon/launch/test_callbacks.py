@@ -22,7 +22,7 @@ def gpu(daemon: DaemonProcess, request: pytest.FixtureRequest) -> Iterator[heart
         yield node.device(0)
 
 
-def test_host_functions_are_called_in_order_behind_the_work(gpu: hearth.Device) -> None:
+def test_host_functions_are_called_in_order_after_the_work(gpu: hearth.Device) -> None:
     x, called = gpu.zeros(1, np.int32), SimpleQueue[object]()
     with gated(gpu) as gate:
         gate.hold(x)

@@ -21,7 +21,7 @@ from tests.support.daemon.harness import DaemonProcess
 from tests.support.daemon.kernels import common, gated
 
 BEHIND = 2000
-"""Launches behind a kernel that does not end: more than the daemon submits to one stream of the device."""
+"""Launches after a kernel that does not end: more than the daemon submits to one stream of the device."""
 
 
 @pytest.fixture(params=["lane", "stream"])
@@ -56,7 +56,7 @@ def test_launches_that_have_not_begun_are_dropped(gpu: hearth.Device) -> None:
         for number in range(BEHIND):
             kernel((1,), (1,), (x, np.int32(1)))
             if not number:
-                gpu.flush()  # what the device has accepted is not cancelled
+                gpu.flush()  # launches that the device has accepted are not cancelled
         dropped = gpu.cancel()  # the device is busy, and cancelling does not wait for it
         assert 0 < dropped < BEHIND
         gate.open()
@@ -106,7 +106,7 @@ def test_cancel_of_a_stream_leaves_other_streams(gpu: hearth.Device) -> None:
         for number in range(BEHIND):
             kernel((1,), (1,), (x, np.int32(1)), stream=one)
             if not number:
-                gpu.flush(one)  # what the device has accepted is not cancelled
+                gpu.flush(one)  # launches that the device has accepted are not cancelled
             kernel((1,), (1,), (y, np.int32(1)), stream=two)
         dropped = one.cancel()
         assert 0 < dropped < BEHIND
@@ -216,7 +216,7 @@ def test_a_keyboard_interrupt_leaves_the_session_and_offers_to_cancel(gpu: heart
         for number in range(BEHIND):
             kernel((1,), (1,), (x, np.int32(1)))
             if not number:
-                gpu.flush()  # what the device has accepted is not cancelled
+                gpu.flush()  # launches that the device has accepted are not cancelled
         with pytest.raises(KeyboardInterrupt) as caught, interrupted_wait(connection_of(gpu).attachment()):
             gpu.synchronize()
         assert any("gpu.cancel()" in note for note in caught.value.__notes__)
@@ -276,7 +276,7 @@ def test_each_launch_runs_or_is_cancelled_although_connections_are_cut(daemon: D
             timer.start()
             try:
                 gpu.cancel()
-            except hearth.HearthError as error:  # the call that makes it take effect at once was cut
+            except hearth.HearthError as error:  # the separate call lost its connection
                 assert error.broken or isinstance(error, hearth.TimeoutError), error
             timer.join()
             expected += launches - dropped_by(gpu)
@@ -341,7 +341,7 @@ def test_synchronize_reports_cancelled_launches_and_copies_together(gpu: hearth.
     gpu.synchronize()
     with stream, gated(gpu) as gate:
         gate.hold(x)
-        gpu.flush()  # what the device has accepted is not cancelled
+        gpu.flush()  # launches that the device has accepted are not cancelled
         for _ in range(BEHIND):
             kernel((1,), (1,), (x, np.int32(1)))
         for _ in range(20):

@@ -65,7 +65,7 @@ def test_arguments_of_every_kind_in_any_order(gpu: hearth.Device, kernel: Kernel
     np.testing.assert_array_equal(out, [3, 4.5, -5])
 
 
-def test_host_arrays_of_any_make(gpu: hearth.Device, kernel: Kernel) -> None:
+def test_host_arrays_of_any_layout(gpu: hearth.Device, kernel: Kernel) -> None:
     x = np.arange(12, dtype=np.int32).reshape(3, 4)
     read_only = x.copy()
     read_only.flags.writeable = False
@@ -224,7 +224,7 @@ def test_failure_before_dispatch_is_still_reported_by_sync(gpu: hearth.Device, k
     assert (out == 1).all()
     with pytest.raises(hearth.LaunchError, match="4096") as told:
         gpu.synchronize()
-    assert len(told.value.failures) == 1, "the dispatch's own failure is not told twice"
+    assert len(told.value.failures) == 1, "the dispatch's own failure is not reported twice"
     (out,) = gpu.dispatch(kernel("identity"), 1, 64, [spoiled, Out(8, np.int32), n])
     assert (out == 0).all()
 
@@ -239,7 +239,7 @@ def test_failed_dispatch_names_the_failure_it_depends_on(stream: Execute, raw: R
     assert refusal.reason == Reason.DEPENDENCY_FAILED
     assert refusal.details["cause"] == Reason.OUT_OF_BOUNDS and refusal.details["cause_command"] == "fill"
     (failure,) = stream.failures()
-    assert failure.command == "fill", "the dispatch's own failure was told to its caller alone"
+    assert failure.command == "fill", "the dispatch's own failure was reported to its caller only"
     assert list(stream.ask(command).dispatch.outputs) == [bytes(16)]
 
 
@@ -305,7 +305,7 @@ def test_arguments_that_do_not_fit_the_kernel(gpu: hearth.Device, kernel: Kernel
     with pytest.raises(hearth.LaunchError, match="argument 2 has 8 bytes; the kernel's parameter has 4") as caught:
         gpu.dispatch(kernel("identity"), (1, 2**30), 2000, [x, Out(4, np.int32), 4.0])
     message = str(caught.value)
-    assert "2000" in message and str(2**30) in message, "all errors are reported at once"
+    assert "2000" in message and str(2**30) in message, "all errors are reported together"
     assert daemon.counter("kernel_launches", 0) == before
 
 
@@ -342,7 +342,7 @@ def test_plain_stubs(raw: Raw) -> None:
     assert again.kernel_ns + again.upload_ns + again.download_ns <= again.wall_ns
 
 
-def test_all_faults_of_the_bindings_are_reported_at_once(raw: Raw, daemon: DaemonProcess) -> None:
+def test_all_errors_of_the_bindings_are_reported_together(raw: Raw, daemon: DaemonProcess) -> None:
     f = raw.function(KERNELS, "identity")
     before = [daemon.counter(name, 0) for name in ("kernel_launches", "allocations")]
     bindings = [

@@ -60,7 +60,7 @@ def settled(daemon: DaemonProcess) -> None:
 
 
 def test_large_arrays(gpu: hearth.Device, identity: hearth.Function) -> None:
-    for n in (LARGE, (256 << 10) - 1, 256 << 10, (256 << 10) + 1):  # around what travels inline
+    for n in (LARGE, (256 << 10) - 1, 256 << 10, (256 << 10) + 1):  # around the limit of inline arrays
         x = numbers(n, n)
         (out,) = gpu.dispatch(identity, blocks(n, 256), 256, ins=[x], outs=[((n,), np.int32)], scalars=[np.int32(n)])
         np.testing.assert_array_equal(out, x)
@@ -130,7 +130,7 @@ def test_dropped_dispatch_neither_blocks_nor_leaks(
             gpu.dispatch_async(identity, 1, 1, [np.ones(n, np.int32), Out(n, np.int32), np.int32(1)])
         gc.collect()
         gate.open()
-    assert count.item() == 5, "dropped, and done all the same"
+    assert count.item() == 5, "the dropped dispatch was executed"
     gpu.synchronize()
     wait_until(lambda: gpu.memory_usage().bytes_in_use == count.nbytes, "the memory's return")
     attachment = connection_of(gpu).attachment()
@@ -265,7 +265,7 @@ def test_a_refused_dispatch_ends_its_transfers(bulk: Bulk) -> None:
         assert failed(bulk.dispatch(**again)).reason == Reason.HANDLE_IN_USE
     data = numbers(1000).tobytes()
     up = bulk.upload(20, iter([data]))
-    assert list(held.result().outputs) == [data], "the transfer stayed with whose it was"
+    assert list(held.result().outputs) == [data], "the transfer still belongs to the first dispatch"
     assert up.result().received == 4000
 
 
@@ -281,7 +281,7 @@ def test_a_session_that_is_closed_in_the_middle(daemon: DaemonProcess) -> None:
     with Raw(daemon.unix) as raw:
         bulk = Bulk(raw)
         calls = [bulk.dispatch(upload=1, download=2), bulk.dispatch(upload=3)]
-        wait_until(lambda: bulk.in_use() == 8000, "the first; the second waits behind it")
+        wait_until(lambda: bulk.in_use() == 8000, "the first; the second waits for it")
     settled(daemon)
     for call in calls:
         with pytest.raises(grpc.RpcError):
@@ -346,7 +346,7 @@ stop()
     ],
     ids=["shared", "up", "down", "kernel", "kernel and shared"],
 )
-def test_a_client_that_is_killed_gives_its_memory_back(brief: DaemonProcess, code: str, gauge: str, least: int) -> None:
+def test_memory_of_a_killed_client_is_freed(brief: DaemonProcess, code: str, gauge: str, least: int) -> None:
     client = run_python(code, brief.unix)
     try:
         assert client.stdout is not None and client.stdout.readline() == "half way\n"

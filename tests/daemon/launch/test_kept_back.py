@@ -104,7 +104,7 @@ def test_stuck_stream_is_not_reused(start_daemon: StartDaemon) -> None:
         before = daemon.gauge("streams")
         again = one.gpu.stream()
         one.works(again)
-        assert daemon.gauge("streams") == before, "it is used again"
+        assert daemon.gauge("streams") == before, "the CUDA stream is reused"
 
 
 def test_maximum_number_of_withheld_streams(start_daemon: StartDaemon) -> None:
@@ -124,7 +124,7 @@ def test_maximum_number_of_withheld_streams(start_daemon: StartDaemon) -> None:
 
 
 def test_report_when_all_streams_are_withheld(start_daemon: StartDaemon) -> None:
-    """The default stream shares the only track with the destroyed stream, so it has to wait as well."""
+    """The default stream shares the only track with the destroyed stream, so it must wait as well."""
     daemon = start_daemon(devices={"max_streams": 1})
     with daemon.connect() as victim:
         gpu = victim.device(0)
@@ -158,4 +158,4 @@ def says_so_whenever_it_is_used(refused: hearth.Stream) -> None:
         with pytest.raises(hearth.HearthError, match=r"stream \d+ was not made: .*all 2 .* are withheld") as caught:
             use()
         assert caught.value.reason == "QUEUE_FULL" and caught.value.fix
-        assert caught.value.retry_after is None, "that stream will not be there later either"
+        assert caught.value.retry_after is None, "a retry cannot succeed"

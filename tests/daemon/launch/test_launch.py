@@ -119,7 +119,7 @@ def test_arguments_are_checked_against_the_kernel(gpu: hearth.Device, arguments:
     gpu.synchronize()
 
 
-def test_all_errors_of_a_launch_are_reported_at_once(gpu: hearth.Device) -> None:
+def test_all_errors_of_a_launch_are_reported_together(gpu: hearth.Device) -> None:
     common(gpu, "add_one")((1, 70000), (2000,), (np.int32(1),), shared_mem=1 << 30)
     with pytest.raises(hearth.LaunchError) as caught:
         gpu.synchronize()

@@ -56,7 +56,7 @@ START = np.arange(N, dtype=np.int32)
 
 
 def launched(gpu: hearth.Device, chain: hearth.Function, attributes: hearth.LaunchAttributes, times: int) -> np.ndarray:
-    """Returns the result of a chain of launches, each of which reads what the one before it wrote."""
+    """Returns the result of a chain of launches, each of which reads the values that the previous one wrote."""
     x, y = gpu.asarray(START), gpu.zeros(N, np.int32)
     for _ in range(times):
         chain((2,), (128,), (x, y, np.int32(N)), attributes=attributes)

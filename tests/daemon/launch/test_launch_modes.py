@@ -338,7 +338,7 @@ def test_an_array_that_is_read_and_written_counts_as_written(gpu: hearth.Device)
 # ---- combinations ----
 
 
-def test_all_errors_of_a_launch_are_reported_at_once(gpu: hearth.Device, raw: Raw) -> None:
+def test_all_errors_of_a_launch_are_reported_together(gpu: hearth.Device, raw: Raw) -> None:
     function, buffer = raw.function(CODE, "write_at"), raw.buffer(bytes(16))
     arguments = [c.Argument(pointer=c.Argument.Pointer(buffer=buffer, offset=17)), c.Argument(int32=1)]
     launch = c.Launch(

@@ -150,7 +150,7 @@ def test_random_programs_of_several_sessions_on_folded_streams(machines: list[Ma
 
 
 def test_a_long_random_program_of_several_sessions(machines: list[Machine]) -> None:
-    """More commands than a track holds at once, with few waits."""
+    """More commands than a pooled CUDA stream accepts, with few waits."""
     for machine in machines:
         machine.reset()
     rng = np.random.default_rng(31)
@@ -220,7 +220,7 @@ def test_memory_freed_in_flight_is_reused_only_after_its_last_use(gpu: hearth.De
         x = gpu.full(size, 1, np.uint8, home)
         out = gpu.zeros(size, np.uint8, reader)
         y = gpu.full(size, 3, np.uint8, home)
-        y.fill(4, stream=writer)  # `writer` is now ordered behind `home` up to here
+        y.fill(4, stream=writer)  # `writer` is now ordered after the work of `home` so far
         home.synchronize()
         reader.synchronize()
         gate.hold(stream=reader)
@@ -255,7 +255,7 @@ def test_memory_stays_while_a_collective_needs_it(pair: list[hearth.Device]) -> 
         assert all((array.get() == 99).all() for array in fresh)
 
 
-def test_temporaries_behind_a_full_queue_wait_for_their_memory(start_daemon: StartDaemon) -> None:
+def test_temporaries_of_a_client_ahead_of_the_device_wait_for_memory(start_daemon: StartDaemon) -> None:
     """A pipeline that runs ahead of the device and frees before it allocates again is slowed down, but does not run out
     of memory."""
     daemon = start_daemon(devices={"memory_limit": "64MiB"})

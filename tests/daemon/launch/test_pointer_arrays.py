@@ -90,7 +90,7 @@ def test_a_linked_list_of_structures_keeps_its_targets(gpu: hearth.Device) -> No
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_launches_are_ordered_by_the_targets(gpu: hearth.Device, nested: bool) -> None:
-    """The second stream reads, through arrays of pointers, what the first one writes; later writes wait for it."""
+    """The second stream reads, through arrays of pointers, the values that the first one writes; later writes wait."""
     copy = gpu.RawKernel(
         'extern "C" __global__ void copy(void* from, int deep, int* out)'
         " { *out = deep ? ***(int***)from : **(int**)from; }",
@@ -134,7 +134,7 @@ def test_graphs_and_prepared_lists_keep_the_targets(gpu: hearth.Device) -> None:
     assert gpu_rows is others[0] and refused_graph is not None
 
 
-def test_what_would_lose_the_targets_is_refused_by_name(gpu: hearth.Device) -> None:
+def test_operations_that_would_lose_the_targets_are_refused_by_name(gpu: hearth.Device) -> None:
     x = gpu.ones(4, np.float32)
     rows = gpu.pointers([x])
     kernel = gpu.RawModule(code=SUM).get_function("sum")
@@ -197,7 +197,7 @@ def test_invalid_targets(pair: list[hearth.Device]) -> None:
 
 
 def test_the_command_and_its_refusals(raw: Raw) -> None:
-    """The daemon checks what the Python client checks itself, and takes pointers into the buffer itself."""
+    """The daemon repeats the checks of the Python client, and accepts pointers into the buffer itself."""
     x, rows, unfilled = raw.buffer(bytes(12)), raw.buffer(bytes(24)), raw.buffer(bytes(16))
     target = c.WritePointers.Target
 

@@ -68,13 +68,13 @@ def test_record_of_a_published_event_is_seen_by_a_session_that_waits_afterwards(
             producer.record(event)
             consumer.wait_event(seen)
             after = consumer.record()
-            assert not after.done, "the wait is for the earlier record"
+            assert not after.done, "the wait covers only the earlier record"
             gate.open()
             after.synchronize(timeout=30)
 
 
 def test_many_threads_hand_work_on(gpu: hearth.Device, daemon: DaemonProcess) -> None:
-    """Sessions wait for each other in a ring; each adds one behind the event of the one before."""
+    """Sessions wait for each other in a ring; each adds one after the event of the previous one."""
     turns, ranks = 10, 3
     order: list[int] = []
     ready = [[threading.Event() for _ in range(ranks)] for _ in range(turns)]

@@ -93,7 +93,7 @@ def test_pinned_arrays_are_not_copied(gpu: hearth.Device, monkeypatch: pytest.Mo
 
 
 @MAKES
-def test_views_ranges_and_several_at_once(gpu: hearth.Device, make: Make) -> None:
+def test_views_ranges_and_concurrent_dispatches(gpu: hearth.Device, make: Make) -> None:
     n = 1 << 20
     axpy = gpu.RawModule(code=KERNELS).get_function("axpy")
     x = make(np.arange(3 * n, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Programs that work step by step (write a little, launch, read a little): alone, on several streams, beside other
+"""Programs that work step by step (short write, launch, short read): alone, on several streams, concurrently with other
 sessions, and with a step that fails."""
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def test_random_steps_give_right_results(gpu: hearth.Device, streams: int) -> No
         np.testing.assert_array_equal(x.get(stream=rng.choice([None, *mine])), expected)
 
 
-def test_steps_beside_other_clients(daemon: DaemonProcess) -> None:
-    """The clients run alone at some times and beside other clients at others."""
+def test_steps_with_concurrent_clients(daemon: DaemonProcess) -> None:
+    """The clients run alone at some times and concurrently with other clients at others."""
     failures: list[BaseException] = []
 
     def client(seed: int) -> None:

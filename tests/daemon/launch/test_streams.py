@@ -36,7 +36,7 @@ def test_streams_run_concurrently(gpu: hearth.Device) -> None:
     wait_until(lambda: busy.done, "the end of a stream that was synchronized")
 
 
-def test_a_node_waits_for_all_its_devices_at_once(node: hearth.Node, pair: list[hearth.Device]) -> None:
+def test_a_node_waits_for_all_its_devices(node: hearth.Node, pair: list[hearth.Device]) -> None:
     first, second = pair
     arrays = [gpu.zeros(1, np.int32) for gpu in pair]
     node.synchronize()
@@ -71,7 +71,7 @@ def test_a_shared_buffer_orders_streams(gpu: hearth.Device) -> None:
     gpu.synchronize()
     with gated(gpu) as gate:
         gate.hold(x, stream=first)
-        y.copy_from(x, stream=second)  # behind the write
+        y.copy_from(x, stream=second)  # after the write
         x.fill(100, stream=second)
         assert not second.done
         gate.open()
@@ -163,7 +163,7 @@ def test_more_streams_than_the_device_has(gpu: hearth.Device) -> None:
         assert (array.get(stream=stream) == 3).all()
 
 
-def test_streams_come_and_go(gpu: hearth.Device) -> None:
+def test_streams_are_created_and_destroyed_repeatedly(gpu: hearth.Device) -> None:
     x = gpu.zeros(8, np.int32)
     add_one = common(gpu, "add_one")
     for _ in range(300):

@@ -125,14 +125,14 @@ def test_freed_and_foreign_arrays_are_named(pair: list[hearth.Device]) -> None:
         run(1, 8, (task(freed, 8, out, 1), np.float32(0)))
 
 
-def test_a_number_out_of_range_beside_a_struct_is_named(gpu: hearth.Device, run: hearth.Function) -> None:
+def test_a_number_out_of_range_next_to_a_struct_is_named(gpu: hearth.Device, run: hearth.Function) -> None:
     x = gpu.zeros(8, np.float32)
     with pytest.raises(hearth.LaunchError, match=rf"argument 1 is {2**63}; .*64-bit"):
         run(1, 8, (task(x, 8, x, 1), 2**63))
 
 
 def test_launches_are_ordered_by_pointers_in_structs(gpu: hearth.Device) -> None:
-    """The second stream reads, through a pointer in a struct, what the first one writes."""
+    """The second stream reads, through a pointer in a struct, the values that the first one writes."""
     copy = gpu.RawKernel(
         'struct P { const int* in; int* out; }; extern "C" __global__ void copy(P p) { *p.out = *p.in; }', "copy"
     )
@@ -185,7 +185,7 @@ def test_dispatch_with_pointers_in_a_struct(gpu: hearth.Device) -> None:
 
 
 def test_the_readable_launch_and_malformed_structures(raw: Raw) -> None:
-    """Other languages send the message `Launch`; the daemon checks what the Python client checks itself."""
+    """Other languages send the message `Launch`; the daemon repeats the checks of the Python client."""
     function = raw.function(
         "struct V { float* data; float* out; int n; };"
         'extern "C" __global__ void copy(V v) { for (int i = 0; i < v.n; i++) v.out[i] = v.data[i]; }',

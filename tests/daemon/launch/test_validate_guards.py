@@ -104,6 +104,6 @@ def test_many_stray_accesses_end_in_one_error(gpu: hearth.Device, module: hearth
         gpu.synchronize()
     assert len(e.value.message) < 2000
     assert x.get().tolist() == [0] * 4
-    for _ in range(100):  # guards are given back
+    for _ in range(100):  # guards are released
         module.get_function("write_at")(1, 1, (x, np.int64(0), np.int32(7)), mode="validate")
     assert x.get().tolist() == [7, 0, 0, 0]

@@ -144,8 +144,8 @@ def test_a_synchronize_waits_for_the_copies_of_its_stream(lossy: DaemonProcess) 
 
 
 @pytest.mark.parametrize("size", [1 * MIB, 72 * MIB])
-def test_write_behind_a_checkpoint_does_not_change_the_copy(lossy: DaemonProcess, size: int) -> None:
-    """The second size exceeds the host memory that copies may hold at once."""
+def test_write_after_a_checkpoint_does_not_change_the_copy(lossy: DaemonProcess, size: int) -> None:
+    """The second size exceeds the host memory that copies may hold together."""
     with lossy.connect() as node:
         gpu = node.device(0)
         set_all = gpu.RawModule(code=FAULTS).get_function("set_all")
@@ -224,11 +224,11 @@ def test_ended_durability_leaves_no_resources(lossy: DaemonProcess) -> None:
     x.free()
     assert not x.durable
     gpu.synchronize()
-    wait_until(lambda: durable_files(front).bytes == 2 * 3 * MIB, "the memory of what was freed")
+    wait_until(lambda: durable_files(front).bytes == 2 * 3 * MIB, "the release of freed arrays")
     gpu.durable(y, durable=False)
     assert not y.durable
     gpu.synchronize()
-    wait_until(lambda: durable_files(front).bytes == 0, "the memory of what is durable no more")
+    wait_until(lambda: durable_files(front).bytes == 0, "the release of arrays that are no longer durable")
     assert gpu.memory_usage().bytes_durable == 0 and y.get().sum() == 0
     gpu.durable(y)
     gpu.synchronize()
@@ -253,7 +253,7 @@ def test_ended_durability_stays_ended_after_a_loss(lossy: DaemonProcess) -> None
         first = gpu.generation
         kill(lossy)
         wait_until(lambda: gpu.generation == first + 1 and gpu.state == "serving")
-        freed.free()  # freed before the client attaches again: the restored buffer is freed at once
+        freed.free()  # freed before the client attaches again: the restored buffer is freed immediately
         del dropped
         wait_serving(gpu)
         np.testing.assert_array_equal(kept_on.get(), host)

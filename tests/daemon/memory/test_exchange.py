@@ -62,7 +62,7 @@ def test_numpy_sees_the_memory_itself(gpu: hearth.Device, nothing_stays: None) -
     x.fill(1)
     assert x.__dlpack_device__() == (dlpack.CPU, 0)
     seen = np.from_dlpack(x)
-    assert seen.shape == HOST.shape and (seen == 1).all(), "the work before was not waited for"
+    assert seen.shape == HOST.shape and (seen == 1).all(), "the export did not wait for earlier work"
     x[1] = HOST[1]
     gpu.synchronize()
     np.testing.assert_array_equal(seen[1], HOST[1])
@@ -73,7 +73,7 @@ def test_numpy_sees_the_memory_itself(gpu: hearth.Device, nothing_stays: None) -
         assert (x[0].get() == 9).all()
     del x
     gpu.zeros(HOST.shape, np.float32)
-    assert (seen[3] == 1).all(), "the memory went before who sees it"
+    assert (seen[3] == 1).all(), "the memory was freed while an array refers to it"
     del seen, part
 
 

@@ -60,7 +60,7 @@ def export_raw(raw: Raw, buffer: int, number: int = 1) -> device_pb2.ExportIpcRe
 # ---- the same memory ----
 
 
-def test_both_sides_see_what_either_writes(gpu: hearth.Device) -> None:
+def test_writes_of_either_side_are_visible_to_both(gpu: hearth.Device) -> None:
     x = gpu.asarray(HOST)
     with x.ipc() as view:
         host = seen(view)
@@ -187,7 +187,7 @@ def test_unexportable_arrays_are_refused(gpu: hearth.Device, daemon: DaemonProce
 
 
 def test_exported_arrays_cannot_be_published(gpu: hearth.Device) -> None:
-    """A process that has mapped the memory may write to it, whatever it promises; a copy belongs to the session
+    """A process that has mapped the memory may write to it at any time; a copy belongs to the session
     alone."""
     x = gpu.asarray(HOST)
     x.ipc().close()

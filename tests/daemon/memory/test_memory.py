@@ -110,7 +110,7 @@ def test_temporaries_of_a_loop_do_not_pile_up(gpu: hearth.Device) -> None:
 
 
 def test_temporaries_on_several_streams_keep_their_contents(gpu: hearth.Device) -> None:
-    """Each temporary is written on one stream, used on another and dropped at once, so that its memory is soon
+    """Each temporary is written on one stream, used on another and dropped immediately, so that its memory is soon
     reused."""
     add = gpu.RawKernel(ADD, "add")
     streams = [gpu.stream() for _ in range(3)]
@@ -172,7 +172,7 @@ def test_out_of_memory_fails_only_dependent_commands(gpu: hearth.Device) -> None
     gpu.synchronize()
 
 
-@on_cpu  # on the CPU the limit is only a number; a GPU's memory would have to be filled
+@on_cpu  # on the CPU the limit is only a number; a GPU's memory would need to be filled
 def test_a_full_device_takes_more_after_a_free(start_daemon: StartDaemon) -> None:
     with start_daemon(devices={"memory_limit": "64MiB"}).connect() as node:
         gpu = node.device(0)
@@ -400,7 +400,7 @@ def test_persistent_memory_serves_other_streams_in_order(gpu: hearth.Device) -> 
     gpu.memory_cleanup()
 
 
-@on_cpu  # a GPU's memory would have to be filled
+@on_cpu  # a GPU's memory would need to be filled
 def test_persistent_memory_is_not_given_to_other_sessions(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(devices={"memory_limit": "64MiB"})
     with daemon.connect() as first, daemon.connect() as second:
@@ -422,4 +422,4 @@ def test_persistent_memory_is_not_given_to_other_sessions(start_daemon: StartDae
         first.close()
         del refused_array
         late = theirs.full(32 << 20, 3, np.uint8)
-        assert late[-1].item() == 3, "the end of the session gave it back"
+        assert late[-1].item() == 3, "the end of the session freed it"

@@ -182,7 +182,7 @@ def test_concurrent_allocations_never_exceed_the_device_and_both_progress(shared
     assert not errors, errors
     assert max(samples) == 2 and min(done.values()) > 10, done
     with shared.connect() as node:
-        wait_until(lambda: granted(shared) == [LIMIT], "what they had is free")
+        wait_until(lambda: granted(shared) == [LIMIT], "the release of their memory")
         hold(node.device(0), 250)
 
 
@@ -233,7 +233,7 @@ def test_a_quota_in_a_process_that_tenants_share(start_daemon: StartDaemon) -> N
         node.device(0).synchronize()
         hold(same.device(0), 45)
         gpu = same.device(0)
-        for _ in range(20):  # the session frees before it allocates again, and meets no shortage
+        for _ in range(20):  # the session frees before it allocates again, so memory is sufficient
             array = gpu.empty(45 * MIB, np.uint8)
             del array
         gpu.synchronize()

@@ -153,7 +153,7 @@ def test_arrays_with_an_invalid_description_need_an_explicit_dtype(
     assert reason_of(gpu.attach, "odd") == "INVALID_ARGUMENT"
     seen = gpu.attach("odd", dtype=np.uint8)
     same(seen, np.arange(16, dtype=np.uint8))
-    assert gpu.published()[0].attached == 1  # the buffer whose description was invalid is not attached any more
+    assert gpu.published()[0].attached == 1  # the buffer with the invalid description is no longer attached
 
 
 def test_description_that_does_not_fit(raw: Raw, gpu: hearth.Device) -> None:

@@ -154,7 +154,7 @@ def test_repeated_attach_waits_for_the_first(daemon: DaemonProcess, raw: Raw, gp
             wait_until(lambda: attached(gpu) == [("w", 1)], "the attachment")
             gpu.unpublish("w")
             second = raw.device.AttachBuffer.future(request, timeout=TIMEOUT)
-            with suppress(grpc.FutureTimeoutError):  # a refusal would come at once
+            with suppress(grpc.FutureTimeoutError):  # a refusal would arrive immediately
                 second.exception(timeout=0.5)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -180,7 +180,7 @@ LOST = [errors.broken("the daemon is gone"), errors.TimeoutError("not in time"),
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("unpublished", [False, True])
-def test_attachment_without_an_answer_is_given_back(
+def test_attachment_without_an_answer_is_released(
     daemon: DaemonProcess, gpu: hearth.Device, error: BaseException, unpublished: bool
 ) -> None:
     array = gpu.asarray(bytearray(DATA))

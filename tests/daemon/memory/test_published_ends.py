@@ -261,7 +261,7 @@ def test_a_hundred_attachments(gpu: hearth.Device, other: hearth.Device) -> None
     same(x)
 
 
-def test_unpublishing_and_attaching_at_once(daemon: DaemonProcess, other: hearth.Device) -> None:
+def test_concurrent_unpublish_and_attach(daemon: DaemonProcess, other: hearth.Device) -> None:
     """An attach either returns the whole array or fails with a clear error."""
     stop = threading.Event()
     wrong: list[BaseException] = []

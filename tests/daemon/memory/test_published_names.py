@@ -39,7 +39,7 @@ def same(array: hearth.DeviceArray, host: np.ndarray[Any, Any] = WEIGHTS) -> Non
     np.testing.assert_array_equal(array.get(), host)
 
 
-def test_a_name_is_replaced_at_once(gpu: hearth.Device, other: hearth.Device) -> None:
+def test_a_name_is_replaced_atomically(gpu: hearth.Device, other: hearth.Device) -> None:
     first = published(gpu)
     old = other.attach("weights")
     second = other.asarray(WEIGHTS + 1)
@@ -70,7 +70,9 @@ def test_a_refusal_names_the_holder_of_the_name(
     del x
 
 
-def test_a_refusal_names_the_end_of_a_name_whose_client_has_gone(daemon: DaemonProcess, gpu: hearth.Device) -> None:
+def test_a_refusal_states_when_the_name_of_a_disconnected_client_ends(
+    daemon: DaemonProcess, gpu: hearth.Device
+) -> None:
     code = (
         "import os, signal, hearth\n"
         f"gpu = hearth.connect({daemon.grpc!r}, name='the owner').device(0)\n"

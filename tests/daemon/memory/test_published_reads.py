@@ -139,7 +139,7 @@ def test_array_is_writable_again_without_importers(gpu: hearth.Device, other: he
     same(other.attach("weights"), np.full_like(WEIGHTS, 7))
 
 
-def test_unpublished_buffer_is_the_publishers_own_at_once(gpu: hearth.Device) -> None:
+def test_unpublished_buffer_is_writable_immediately(gpu: hearth.Device) -> None:
     x = published(gpu)
     gpu.unpublish("weights")
     x.fill(3)

@@ -1,4 +1,4 @@
-"""Objects created and freed repeatedly leave nothing behind: a short soak test for resources that grow with each
+"""Objects created and freed repeatedly leave no resources: a short soak test for resources that grow with each
 turn."""
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_ravel_copies_elements_that_are_not_contiguous(gpu: hearth.Device) -> No
 
 @RANDOM
 @given(data=st.data())
-def test_random_views_do_what_numpys_do(gpu: hearth.Device, data: st.DataObject) -> None:
+def test_random_views_agree_with_numpy(gpu: hearth.Device, data: st.DataObject) -> None:
     base = noise(data.draw(shapes), data.draw(st.sampled_from(DTYPES)))
     x = gpu.asarray(base)
     host, view = viewed(data, base, x)
@@ -352,7 +352,7 @@ def test_reshape_and_its_relatives(gpu: hearth.Device) -> None:
         x.T.view(np.int8)
 
 
-def test_what_takes_no_strides_refuses_them_by_name(node: hearth.Node, gpu: hearth.Device) -> None:
+def test_operations_without_strides_refuse_them_by_name(node: hearth.Node, gpu: hearth.Device) -> None:
     x = gpu.zeros((4, 6), np.float32)
     group = hearth.Group(node.devices[:1])
     for use, error in (

@@ -243,7 +243,7 @@ def test_asyncs_arrays_are_read_into_buffers(daemon: DaemonProcess, monkeypatch:
 
 
 @pytest.mark.parametrize("count", [4, 100_000, 2_000_000])
-def test_a_buffer_takes_what_get_takes(gpu: hearth.Device, count: int) -> None:
+def test_readinto_reads_arrays_of_every_size(gpu: hearth.Device, count: int) -> None:
     """The bytes are received in a batch, through shared memory, or directly into pinned memory."""
     host = np.arange(count, dtype=np.float32)
     x = gpu.asarray(host)

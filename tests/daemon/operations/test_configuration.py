@@ -36,7 +36,7 @@ def test_second_daemon_on_the_same_socket_is_refused(start_daemon: StartDaemon) 
         saxpy_works(node.device(0))
 
 
-def test_the_socket_of_a_dead_daemon_is_taken_over(start_daemon: StartDaemon) -> None:
+def test_the_socket_of_a_dead_daemon_is_replaced(start_daemon: StartDaemon) -> None:
     dead = start_daemon()
     dead.process.kill()
     dead.process.wait()

@@ -234,7 +234,7 @@ def test_second_signal_during_the_stop(start_daemon: StartDaemon) -> None:
     terminate(daemon)
     time.sleep(1.0)
     assert daemon.process.poll() is None, "it waits"
-    assert ended(daemon, terminate(daemon)) < 4, "it waits for five seconds otherwise"
+    assert ended(daemon, terminate(daemon)) < 4, "without a stop it waits for five seconds"
     node.close()
 
 
@@ -250,7 +250,7 @@ def test_unresponsive_device_process_is_killed(start_daemon: StartDaemon) -> Non
 
 @pytest.mark.parametrize("seed", range(4))
 def test_signal_during_the_start(cache: Path, tmp_path: Path, seed: int) -> None:
-    """Whenever the signal comes, the daemon ends and leaves nothing behind."""
+    """Whenever the signal arrives, the daemon ends and leaves no resources."""
     mark = f"starting-{os.getpid()}-{seed}-{time.monotonic_ns()}"
     arguments = ["--backend", BACKEND, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--lanes", ""]
     arguments += ["--unix", str(tmp_path / "s")]
@@ -265,7 +265,7 @@ def test_signal_during_the_start(cache: Path, tmp_path: Path, seed: int) -> None
     _, said = process.communicate(timeout=30)
     assert process.returncode in (0, -signal.SIGTERM), said  # -15: the handler was not installed yet
     assert time.monotonic() - began < LATE
-    wait_until(lambda: not marked(mark), "the end of what it had started")
+    wait_until(lambda: not marked(mark), "the end of its processes")
     assert not (tmp_path / "s").exists() and "Traceback" not in said
 
 

@@ -155,7 +155,7 @@ def gauge(daemon: DaemonProcess, name: str) -> float:
     return -1
 
 
-def test_watchers_are_limited_for_each_address_and_in_all(start_daemon: StartDaemon) -> None:
+def test_watchers_are_limited_for_each_address_and_in_total(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(health={"watchers": 5, "watchers_per_address": 3})
     with stub_of(daemon.grpc) as tcp, stub_of(daemon.unix) as unix, Http2(daemon.grpc, window=0) as stranger:
         for _ in range(6):

@@ -27,7 +27,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_instance_starts_beside_a_daemon_with_the_same_configuration(folder: Path, cache: Path) -> None:
+def test_instance_starts_next_to_a_daemon_with_the_same_configuration(folder: Path, cache: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket(socket.AF_UNIX) as bound:
         address, path = f"127.0.0.1:{taken.getsockname()[1]}", str(folder / "hearth.sock")
         bound.bind(path)

@@ -51,7 +51,7 @@ def test_ended_sessions_are_counted_by_reason(start_daemon: StartDaemon) -> None
         assert ended("client") == 1 and ended("stop") == ended("credential") == 0
 
 
-def test_sessions_that_are_used_and_closed_leave_no_error_behind(start_daemon: StartDaemon) -> None:
+def test_sessions_that_are_used_and_closed_leave_no_error(start_daemon: StartDaemon) -> None:
     """Covers sessions over every kind of connection."""
     daemon = start_daemon()
 

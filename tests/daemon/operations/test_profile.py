@@ -239,7 +239,7 @@ def test_single_calls(raw: Raw) -> None:
     raw.call("StartProfile", c.StartProfile(profile=2))
     raw.call("Fill", c.Fill(buffer=buffer, size=64, pattern=b"x"))
     assert refused(raw.call, "Fill", c.Fill(buffer=999, size=1, pattern=b"x")).reason == Reason.INVALID_HANDLE
-    # the caller has been told of the failure, and may end its profiles
+    # the failure was reported to the caller, which may end its profiles
     first = raw.call("EndProfile", c.EndProfile(profile=2))
     second = raw.call("EndProfile", c.EndProfile(profile=1))
     assert 0 <= first.device_ns <= second.device_ns and first.wall_ns < second.wall_ns

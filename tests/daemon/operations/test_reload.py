@@ -43,7 +43,7 @@ def running(cache: Path) -> Iterator[Reloaded]:
         yield reloaded
         pid = reloaded.daemon.process.poll()
         reloaded.end()
-        assert pid is None, "it ended before its tests"
+        assert pid is None, "the daemon ended before its tests"
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_a_revoked_token_stops_working(running: Reloaded) -> None:
     wait_until(lambda: audited(running, "reload")[-1].get("tenants") == "alice (tokens)", "the reload in the audit log")
 
 
-def test_tenants_come_and_go(running: Reloaded) -> None:
+def test_tenants_are_added_and_removed(running: Reloaded) -> None:
     token = new_token()
     with pytest.raises(hearth.AuthenticationError):
         connect(running, token)
@@ -125,7 +125,7 @@ def test_token_moved_to_other_tenant(running: Reloaded) -> None:
 
 
 def test_token_with_a_changed_expiry_date(running: Reloaded) -> None:
-    """A date in the past makes the token invalid at once; a date in the future leaves it valid."""
+    """A date in the past makes the token invalid immediately; a date in the future leaves it valid."""
     dated = [{"hash": token_hash(ALICE), "name": "mine", "expires": "2999-01-01"}]
     with connect(running, ALICE) as node:
         node.device(0).synchronize()
@@ -356,7 +356,7 @@ def test_reloads_while_many_clients_work(running: Reloaded) -> None:
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: all(rounds) or failed, "a first round of everybody", 60)
+        wait_until(lambda: all(rounds) or failed, "a first round of every client", 60)
         for number in range(12):
             guest = [tenant(f"guest{number}", tokens=[token_hash(new_token())])] * (number % 2)
             running.write(tenants=[*everybody(weight=1 + number % 3, quotas={"sessions": 100 + number}), *guest])
@@ -378,7 +378,7 @@ def test_thresholds_of_overload(running: Reloaded) -> None:
     with connect(running, BOB) as node:
         done = running.change(overload={"descriptors": 0.0001, "descriptors_critical": 1.0})
         assert done["event"] == "reloaded" and "overload.descriptors" in done["changed"] and "needs_restart" not in done
-        # a daemon that has just started has not measured its load yet
+        # a daemon that has recently started has not measured its load yet
         wait_until(lambda: not json.loads(running.daemon.get("/readyz").body)["ready"], "the overload")
         error = refusal_of_connect(lambda timeout: running.daemon.connect(token=BOB, timeout=timeout))
         assert isinstance(error, hearth.UnavailableError) and error.reason == "OVERLOADED"

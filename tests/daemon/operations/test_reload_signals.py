@@ -92,7 +92,7 @@ def test_end_of_the_controlling_terminal(outlives: bool) -> None:
     def take_terminal() -> None:
         os.setsid()
         fcntl.ioctl(its, termios.TIOCSCTTY, 0)
-        # whatever setting the test process inherited
+        # independent of the setting that the test process inherited
         signal.signal(signal.SIGHUP, signal.SIG_IGN if outlives else signal.SIG_DFL)
 
     def reloaded() -> None:

@@ -117,7 +117,7 @@ def test_probes_and_status(daemon: DaemonProcess, node: hearth.Node) -> None:
     assert session["connected"] and session["devices"] == [0]
     assert session_of(node).token not in daemon.get("/status").body
     told = node.status()
-    assert told.keys() == status.keys() and told["devices"][0].keys() == device.keys(), "over gRPC the same"
+    assert told.keys() == status.keys() and told["devices"][0].keys() == device.keys(), "gRPC returns the same document"
     assert told["started_unix"] == status["started_unix"]
     assert node.session_id in [entry["id"] for entry in told["sessions"]]
     assert daemon.get("/nothing").status == 404
@@ -211,7 +211,7 @@ def test_daemon_ends_with_open_sessions_and_a_running_kernel(start_daemon: Start
     assert not daemon.left_behind()
 
 
-def test_second_signal_ends_the_daemon_at_once(start_daemon: StartDaemon) -> None:
+def test_second_signal_ends_the_daemon_immediately(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_timeout="1h")
     node = daemon.connect()
     node.device(0).synchronize()

@@ -1,4 +1,4 @@
-"""The daemon under a service manager, whose socket belongs to the test: start, faults, and end."""
+"""The daemon under a service manager, which the test simulates: start, faults, and end."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def card(ordinal: int, what: str = "") -> str:
 
 
 def row(table: str, text: str) -> str:
-    """Returns an expression that tells whether a table has a row with a text."""
+    """Returns an expression that is true if a table has a row with a text."""
     wanted = json.dumps(text)
     return f"[...document.querySelectorAll('#{table} tbody tr')].some((row) => row.textContent.includes({wanted}))"
 
@@ -467,7 +467,7 @@ def test_running_kernels_and_publications_of_others_are_not_shown(start_daemon: 
             published = [each["name"] for each in documents[who]["published"]]
             assert running == ["spin"] * seen and published == ["secret weights"] * seen
             history = json.loads(daemon.get("/history", tokens[who]).body)
-            assert bool(history["devices"]) == (who == "operator"), "totals of a device are for observers"
+            assert bool(history["devices"]) == (who == "operator"), "only observers see totals of a device"
         assert daemon.get("/history").status == 401
 
 
@@ -487,7 +487,7 @@ def test_token_is_requested_once(browser: Browser, start_daemon: StartDaemon) ->
         looking(browser, guarded, complains="401") as tab,
     ):
         tab.until(visible)
-        assert not [url for url in tab.requests if "status" in url], "it knows that it needs one"
+        assert not [url for url in tab.requests if "status" in url], "without a token the page sends no request"
         for wrong, told in (("a b ä", "no spaces"), ("hearth_wrong", "token is unknown")):
             show(tab, wrong)
             tab.until(f"document.getElementById('ask-why').textContent.includes({told!r})")
@@ -495,7 +495,7 @@ def test_token_is_requested_once(browser: Browser, start_daemon: StartDaemon) ->
         show(tab, tokens["alice"])
         shown(tab)
         assert tab.js(visible) is False and "secret plan" not in tab.text()
-        assert not tab.js("document.querySelector('#links a')?.checkVisibility()"), "a link carries no token"
+        assert not tab.js("document.querySelector('#links a')?.checkVisibility()"), "a link contains no token"
         assert tokens["alice"] not in " ".join(tab.requests)
         tab.js("location.reload()")
         tab.until("performance.getEntriesByType('navigation')[0].type === 'reload'")

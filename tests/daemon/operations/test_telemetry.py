@@ -249,7 +249,7 @@ def test_histograms_count_waits_batches_and_turns(
     # Compared with the start of the test, because commands that waited in a process that has ended are missing on all
     # pages.
     counted = page("queue_delay_seconds_count") - before("queue_delay_seconds_count")
-    assert counted == started(page) - started(before) > 0, "each command is in it that does not wait"
+    assert counted == started(page) - started(before) > 0, "it covers each command that does not wait"
 
 
 def test_launches_are_timed_to_their_end(gpu: hearth.Device, daemon: DaemonProcess) -> None:
@@ -345,7 +345,7 @@ def test_counters_survive_their_process(start_daemon: StartDaemon) -> None:
 
 
 def test_counts_of_a_process_that_ends_itself_are_not_lost(start_daemon: StartDaemon) -> None:
-    """The front does not query the process between the launch and its end: the process reports by itself."""
+    """The front does not query the process between the launch and its end: the process reports unasked."""
     daemon = start_daemon(cpu_count=1)
     with daemon.connect() as node:
         gpu = node.device(0)

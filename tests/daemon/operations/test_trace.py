@@ -84,7 +84,7 @@ def test_device_time_is_measured_on_the_device(gpu: hearth.Device) -> None:
     # The second kernel only finds the gate open, which a busy machine may delay.
     first, second = steady(measure, lambda held: held[1].device_ns < held[0].device_ns)
     assert first.device_ns >= HELD * 1e9
-    assert second.submitted_ns < first.ended_ns <= second.started_ns + 2_000, "it waited on the device"
+    assert second.submitted_ns < first.ended_ns <= second.started_ns + 2_000, "the command waited on the device"
     assert second.device_ns < first.device_ns
 
 

@@ -54,7 +54,7 @@ def test_numbers_of_batches(stream: Execute) -> None:
     for seq in (0, stream.seq + 2, 2**64 - 1):
         stream.batch(fill, seq=seq)
         refusal = stream.protocol_error()
-        assert str(stream.seq + 1) in refusal.message, "it says which number is next"
+        assert str(stream.seq + 1) in refusal.message, "the refusal names the next number"
     stream.batch(fill, seq=stream.seq)  # repeated: it has already been executed
     assert stream.ask(c.Command(read=c.Read(buffer=KEEP, size=16))).read.data == bytes(16)
 

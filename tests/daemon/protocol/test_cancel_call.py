@@ -1,4 +1,4 @@
-"""The Cancel command and the call that makes it take effect at once, message by message."""
+"""The Cancel command and the call that makes it take effect immediately, message by message."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_no_piece_of_a_copy_that_has_begun_is_cancelled(raw: Raw) -> None:
     assert raw.read(buffer, 8) == b"\5" * 8
 
 
-def test_what_is_not_a_cancel_command_is_refused(raw: Raw) -> None:
+def test_other_commands_are_refused(raw: Raw) -> None:
     buffer = raw.buffer(bytes(4))
     with raw.execute() as stream:
         for command in (c.Command(), fill(buffer), c.Command(cancel=c.Cancel())):

@@ -88,7 +88,7 @@ def test_the_import_is_quick() -> None:
     assert min(float(run(IMPORT)) for _ in range(5)) < 0.2 * slack
 
 
-def test_a_new_process_has_its_first_result_soon(daemon: DaemonProcess) -> None:
+def test_a_new_process_has_its_first_result_in_time(daemon: DaemonProcess) -> None:
     """Not a benchmark: it shows that the client does not spend the seconds of processor time that a new CUDA process
     needs."""
     assert min(float(run(FIRST_RESULT, daemon.unix)) for _ in range(3)) < 3

@@ -36,7 +36,7 @@ def told(what: Callable[[], object]) -> hearth.HearthError:
 
 
 def test_buffers_of_merged_failures_are_unreadable_before_the_report(gpu: hearth.Device) -> None:
-    """The list is bounded, but failures that are merged in it still have to be reported to the client."""
+    """The list is bounded, but failures that are merged in it must still be reported to the client."""
     side = gpu.stream()
     arrays = [gpu.zeros(4, np.int32) for _ in range(3 * MAX_KEPT)]
     gpu.synchronize()
@@ -100,7 +100,7 @@ def test_partial_writes_do_not_repair_a_failed_buffer(gpu: hearth.Device) -> Non
     x[4:].fill(3)
     told(lambda: x.get(stream=side))
     told(gpu.synchronize)
-    assert (x.get(stream=side) == 3).all(), "commands that do not need what failed have run"
+    assert (x.get(stream=side) == 3).all(), "commands that do not depend on the failed one have run"
 
 
 # ---- a reservation that failed ----
@@ -255,7 +255,7 @@ def test_failed_write_skips_only_dependent_commands(raw: Raw) -> None:
 
 @pytest.mark.parametrize("ask", ["sync", "sync of all", "flush", "read", "end of a profile"])
 def test_request_reports_earlier_failures_and_no_later_ones(raw: Raw, ask: str) -> None:
-    """The request may have to wait, and commands submitted behind it may fail at once."""
+    """The request may wait, while commands submitted after it fail immediately."""
     questions = {
         "sync": c.Command(sync=c.Sync()),
         "sync of all": c.Command(sync=c.Sync(all_streams=True)),
@@ -269,7 +269,7 @@ def test_request_reports_earlier_failures_and_no_later_ones(raw: Raw, ask: str) 
         stream.batch(
             c.Command(allocate=c.Allocate(buffer=1, size=8)),
             c.Command(start_profile=c.StartProfile(profile=1)),
-            # waits for its bytes, and everything behind it waits, too
+            # waits for its bytes, and all later commands wait, too
             c.Command(write=c.Write(buffer=1, size=8, transfer=5)),
             question,
             c.Command(fill=c.Fill(buffer=901, size=1, pattern=b"x")),

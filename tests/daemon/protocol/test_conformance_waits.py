@@ -67,12 +67,12 @@ def answers(stream: Execute, count: int) -> Iterator[c.Result]:
             yield response.result
 
 
-# ---- many at once ----
+# ---- many concurrent waits ----
 
 
 def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: RawGate) -> None:
-    """Checks that there is no limit from an array of fixed size, and that no answer comes before its own copy has
-    completed, whatever other streams are waited for."""
+    """Checks that there is no limit from an array of fixed size, and that no answer arrives before its own copy has
+    completed, whichever other streams are waited for."""
     stream = held.stream
     buffers = [1 << 40 | index for index in range(1000)]
     commands = []
@@ -101,7 +101,7 @@ def test_a_thousand_reads_outstanding_each_with_its_own_bytes(raw: Raw, held: Ra
 def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> None:
     """Half of the streams are blocked: exactly the threads of the other half return."""
     # A GPU has 32 hardware queues for all streams of a process; work that waits at the head of a queue blocks the work
-    # behind it.
+    # after it.
     count = 40 if BACKEND == "cpu" else 12
     streams = [gpu.stream() for _ in range(count)]
     add_one, arrays = common(gpu, "add_one"), [gpu.zeros(1, np.int32, stream) for stream in streams]
@@ -110,7 +110,7 @@ def test_a_hundred_threads_wait_for_their_own_streams(gpu: hearth.Device) -> Non
     gpu.synchronize()
     with gated(gpu) as gate, ThreadPoolExecutor(count) as pool:
         gate.hold(arrays[0], stream=streams[0])
-        for stream in streams[2::2]:  # ordered behind the blocked stream, because they use the same buffer
+        for stream in streams[2::2]:  # ordered after the blocked stream, because they use the same buffer
             add_one((1,), (1,), (arrays[0], np.int32(1)), stream=stream)
         waiting = [pool.submit(stream.synchronize) for stream in streams]
         for future in waiting[1::2]:
@@ -301,7 +301,7 @@ def test_all_resources_of_a_client_are_freed_with_it(start_daemon: StartDaemon) 
         for name in ("sessions", "buffers", "modules", "profiles_open", "commands_waiting", "memory_in_use_bytes",
                      "staging_bytes"):  # fmt: skip
             assert after[name] == before[name], name
-    assert daemon.gauge("streams") <= 11, "streams of the device are used again"
+    assert daemon.gauge("streams") <= 11, "streams of the device are reused"
 
 
 # ---- variables of modules ----

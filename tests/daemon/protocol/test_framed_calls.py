@@ -35,7 +35,7 @@ def transport(node: hearth.Node) -> object:
     return session_of(node).transport
 
 
-# ---- which way a client goes ----
+# ---- the transport that a client selects ----
 
 
 def test_client_on_the_unix_socket_uses_framed_calls(daemon: DaemonProcess) -> None:
@@ -84,7 +84,7 @@ def test_unrelated_server_on_call_socket_is_ignored(daemon: DaemonProcess, tmp_p
         Path(beside).unlink(missing_ok=True)
 
 
-# ---- what is no call ----
+# ---- data that is no call ----
 
 
 def test_invalid_first_frame_closes_connection(daemon: DaemonProcess) -> None:
@@ -137,7 +137,7 @@ def test_execute_stream_with_invalid_first_message_is_refused(daemon: DaemonProc
 def test_unary_answer_is_one_message_and_an_end_frame(daemon: DaemonProcess) -> None:
     with connected(daemon) as stranger:
         for byte in DESCRIBE:
-            stranger.sendall(bytes([byte]))  # whatever the cuts
+            stranger.sendall(bytes([byte]))  # in pieces of any size
         stranger.sendall(frames.encode(Kind.MESSAGE) + frames.encode(Kind.END))
         message, end = received(stranger)
         assert message.kind == Kind.MESSAGE and node_pb2.DescribeResponse.FromString(message.payload).devices
@@ -160,7 +160,7 @@ def test_cancelled_call_is_cancelled_in_the_daemon(daemon: DaemonProcess) -> Non
     assert cancelled() == before + 1
 
 
-# ---- who calls ----
+# ---- identification of the caller ----
 
 
 def test_caller_is_identified_by_user_without_a_ticket(start_daemon: StartDaemon) -> None:
@@ -175,7 +175,7 @@ def test_caller_is_identified_by_user_without_a_ticket(start_daemon: StartDaemon
         daemon.connect(token="hearth_wrong")
 
 
-# ---- a daemon that says nothing ----
+# ---- a daemon that does not answer ----
 
 
 def test_stopped_daemon_is_detected(start_daemon: StartDaemon) -> None:

@@ -46,7 +46,7 @@ def test_all_methods_are_fuzzed() -> None:
     assert names | set(SOCKETS) == set(Fuzz.names())
 
 
-def test_messages_are_not_all_refused_at_once() -> None:
+def test_most_messages_can_be_parsed() -> None:
     """Most messages of the fuzzer can be parsed, and set fields."""
     maker = Maker(random.Random(5), lambda: "token")
     for rpc in targets.rpcs():

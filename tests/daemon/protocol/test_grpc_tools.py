@@ -1,4 +1,4 @@
-"""Tools that know nothing of Hearth: they call it by server reflection, and show the reason, the fix and the fields.
+"""Generic gRPC tools: they call the daemon by server reflection, and show the reason, the fix and the fields.
 
 Each tool is optional. grpc_requests is in the extra dev; `make tools` installs grpcurl and, on a machine with npm, the
 packages for Node.js.

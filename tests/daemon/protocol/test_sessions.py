@@ -129,7 +129,7 @@ gpu.asarray(np.zeros(32 << 20, np.uint8), progress=stop)
 """
 
 
-def test_a_client_killed_in_mid_upload_gives_its_memory_back(brief: DaemonProcess) -> None:
+def test_memory_of_a_client_killed_during_an_upload_is_freed(brief: DaemonProcess) -> None:
     client = run_python(UPLOADING, brief.unix)
     try:
         assert client.stdout is not None and client.stdout.readline() == "half way\n"
@@ -160,7 +160,7 @@ def test_session_ends_after_its_lease_without_a_client(brief: DaemonProcess, sta
 
 
 def used_session(daemon: DaemonProcess) -> Raw:
-    """Returns a session with a buffer, which its client does not use any more. Opens another one if the lease, which
+    """Returns a session with a buffer, which its client no longer uses. Opens another one if the lease, which
     may be short, ends before the session has its buffer."""
     while True:
         raw = Raw(daemon.unix)
@@ -227,7 +227,7 @@ def test_a_client_that_ends_closes_its_session(daemon: DaemonProcess, end: str) 
     assert out.strip() not in [session["id"] for session in daemon.status()["sessions"]]
 
 
-def test_the_most_sessions(start_daemon: StartDaemon) -> None:
+def test_maximum_number_of_sessions(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(sessions={"max": 2})
     with daemon.connect(), daemon.connect() as second:
         with pytest.raises(hearth.QuotaExceededError, match="2 sessions are open") as caught:
@@ -278,7 +278,7 @@ def test_calls_of_a_session_are_bounded(raw: Raw) -> None:
             timeout_ns=60 * 10**9,
         ),
     )  # fmt: skip
-    # its other rank never presents its part; all other work queues behind it
+    # its other rank never presents its part; all other work queues after it
     waiting = raw.device.AllReduce.future(request)
     sync = device_pb2.SyncRequest(target=raw.target(), command=c.Sync())
     calls = [raw.device.Sync.future(sync) for _ in range(400)]

@@ -55,7 +55,7 @@ def test_invalid_fields_of_a_command_are_named(raw: Raw) -> None:
     assert fields("Launch", launch) == ("command.arguments[0]",)
     module = c.LoadModule(module=raw.mint(), kind=c.CODE_KIND_CUDA_CPP, code=b"", options=["-o=/tmp/x"])
     assert fields("LoadModule", module) == ("command.options",)
-    assert fields("Free", c.Free(buffers=[raw.mint()])) == (), "of a handle that is not live no field is invalid"
+    assert fields("Free", c.Free(buffers=[raw.mint()])) == (), "an unknown handle is no invalid field"
 
 
 def test_invalid_fields_of_a_request_are_named(raw: Raw) -> None:
@@ -244,7 +244,7 @@ def test_an_argument_without_a_value(raw: Raw) -> None:
     assert refused(raw.call, "Launch", launch).reason == Reason.LAUNCH_INVALID
 
 
-# ---- profiles, collectives, Execute and transfers beside it ----
+# ---- profiles, collectives, Execute and concurrent transfers ----
 
 
 def test_profile(raw: Raw) -> None:

@@ -62,7 +62,7 @@ Healthy = TypeVar("Healthy")
 
 
 def in_time(work: Callable[[], Healthy]) -> Healthy:
-    """Returns the result of healthy work with the hasty daemon; repeats what exceeds the time for a request."""
+    """Returns the result of healthy work with the hasty daemon; repeats requests that exceed its time limit."""
     for _ in range(5):
         with contextlib.suppress(hearth.TimeoutError):
             return work()
@@ -79,7 +79,7 @@ def answered(daemon: DaemonProcess, path: bytes | str, body: bytes = b"", **more
     try:
         stream = one.call(path, body, **more)
         one.pump(Until(WAIT), 1)
-        assert one.ended, "no answer came"
+        assert one.ended, "no answer arrived"
         return status(one.answers.get(stream, b"")), one.sent
     finally:
         one.close()

@@ -154,7 +154,7 @@ def test_audit_verify_reports_and_exit_status(start_daemon: StartDaemon, tmp_pat
     assert code == 0 and "guarantee: chain only" in told and "signed by unknown keys" in told
     assert verify("--require", "much")[0] == verify("--key", "/nowhere")[0] == verify("--anchor", "/nowhere")[0] == 2
     assert hearthd("audit", "rotate-key", str(key)).returncode == 0
-    assert verify(*options)[0] == 0, "what the older key signed stays good"
+    assert verify(*options)[0] == 0, "signatures of the older key stay valid"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     code, told = verify(*options)
     assert code == 1 and "its end is missing" in told and "verification failed" in told

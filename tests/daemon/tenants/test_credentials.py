@@ -110,14 +110,14 @@ def test_lists_that_can_and_cannot_be_used(authority: ClientAuthority, monkeypat
     assert not lists.revokes(known) and not lists.revokes(None) and len(lists) == 0
     authority.revoke(certificate, der=True)
     lists.refresh()
-    assert not lists.revokes(known), "it looks every two seconds"
+    assert not lists.revokes(known), "the file is checked every two seconds"
     now[0] += 10
     lists.refresh()
     assert lists.revokes(known) and lists.changes == 1
     authority.crl.write_text("nothing")
     now[0] += 10
     lists.refresh()
-    assert lists.revokes(known) and lists.changes == 1, "what cannot be used takes nothing back"
+    assert lists.revokes(known) and lists.changes == 1, "an unusable list does not end a revocation"
     with pytest.raises(RevocationError, match="not a list of revoked"):
         Revocations(str(authority.crl), str(authority.pem))
     authority.revoke(key=trustme.CA())

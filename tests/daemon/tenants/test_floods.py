@@ -1,4 +1,4 @@
-"""Floods from an address that reconnects at once, and tenants that share the address."""
+"""Floods from an address that reconnects immediately, and tenants that share the address."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def value(daemon: DaemonProcess, token: str, name: str, *labels: str) -> float:
 
 
 class Flood:
-    """Unauthenticated clients that send PING frames as fast as possible, and reconnect at once. A context manager."""
+    """Unauthenticated clients that send PING frames as fast as possible, and reconnect immediately. A context
+    manager."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -117,8 +118,8 @@ def test_a_flood_is_held_back_and_tenants_of_its_address_are_not_shut_out(
             # One connection is admitted every ADMISSION_INTERVAL seconds; without a penalty each connection would be
             # closed and reopened within milliseconds.
             assert closed <= passed / ADMISSION_INTERVAL + 2 * CONNECTIONS
-        assert sent_again(daemon.grpc, "127.0.0.1"), "the kernel took the data of a penalized address at once"
-        assert not all(sent_again(daemon.grpc, "127.0.0.2") for _ in range(3)), "another address was held, too"
+        assert sent_again(daemon.grpc, "127.0.0.1"), "the kernel accepted the data of a penalized address immediately"
+        assert not all(sent_again(daemon.grpc, "127.0.0.2") for _ in range(3)), "another address was held back, too"
         probe = Http2(daemon.grpc)
         try:
             stream = probe.call(HEALTH, message(b""), end=True)

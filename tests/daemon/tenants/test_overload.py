@@ -60,7 +60,7 @@ def beside(work: Callable[[], Any]) -> Callable[[], Any]:
 
     def join() -> Any:
         thread.join(60)
-        assert results, "it failed, or did not end"
+        assert results, "the work failed, or did not end"
         return results[0]
 
     return join

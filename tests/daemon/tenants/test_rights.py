@@ -359,7 +359,7 @@ def test_the_node(world: World, right: str) -> None:
             assert refusal.reason == Reason.PERMISSION_DENIED and refusal.details["right"] == "admin"
         assert not node.Describe(node_pb2.DescribeRequest(), metadata=metadata).draining
 
-    with Raw(world.daemon.unix, world.tokens[who]) as own:  # a caller's own session needs no right
+    with Raw(world.daemon.unix, world.tokens[who]) as own:  # use of the caller's own session needs no right
         node.EndSession(node_pb2.EndSessionRequest(session_id=own.opened.session_id), metadata=metadata)
         gone = refused(own.call, "MemoryUsage", c.MemoryUsage())
         assert gone.reason == Reason.SESSION_EXPIRED

@@ -77,7 +77,7 @@ def test_handles_are_bounded_by_name(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(**config)
     with Raw(daemon.unix, tokens["a"]) as raw, raw.execute() as stream:
         made = [stream.ask(c.Command(allocate=c.Allocate(buffer=n, size=4))).HasField("error") for n in range(1, 70)]
-        assert made.index(True) == 63, "and the session's default stream is one"  # fmt: skip
+        assert made.index(True) == 63, "the session's default stream counts as well"  # fmt: skip
         refusal = refused(raw.call, "Allocate", c.Allocate(buffer=99, size=0))
         assert refusal.reason == "QUOTA_EXCEEDED" and refusal.details["quota"] == "handles"
         assert "limits.max_handles" in refusal.message and refusal.details["allowed"] == "64"

@@ -63,7 +63,7 @@ def test_tenants_get_shares_by_their_weights(three: Three, isolation: str) -> No
         assert len(pids) == (1 if isolation == "shared" else 3)
         for flood in floods.values():
             stack.enter_context(flood)
-        time.sleep(0.7)  # long enough to complete what the first flood submitted while it was alone
+        time.sleep(0.7)  # long enough to complete the work that the first flood submitted while it was alone
 
         def measure() -> tuple[list[float], dict[str, int]]:
             before, used = {name: flood.done for name, flood in floods.items()}, metered(daemon)
@@ -102,7 +102,7 @@ def test_flood_does_not_delay_launch_and_wait_of_others(three: Three, isolation:
                 parts.append((flood.done - before) / in_line)
             return sorted(parts)[15]
 
-        # Two seconds of work are queued; a command queued behind it would wait for all of it.
+        # Two seconds of work are queued; a command queued after it would wait for all of it.
         with Flood(nodes["four"], 1_000_000, at_a_time=64, under_way=32) as flood:
             wait_until(lambda: flood.launched > 32 * 64, "the flood")
             measured = steady(lambda: overtaking(flood), lambda part: part < 0.1)
@@ -110,9 +110,9 @@ def test_flood_does_not_delay_launch_and_wait_of_others(three: Three, isolation:
         assert counter.get()[0] % 30 == 0
 
 
-def test_a_process_that_comes_and_goes_changes_the_turns(three: Three) -> None:
-    """A flood alone, then beside another tenant, then alone again; measured by kernels of equal duration, of which each
-    tenant runs its share."""
+def test_processes_that_start_and_end_change_the_turns(three: Three) -> None:
+    """A flood alone, then together with another tenant, then alone again; measured by kernels of equal duration. Each
+    tenant runs its share of them."""
     with three("tenant") as (_, nodes), Flood(nodes["one"], 2_000_000) as flood:
 
         def goes_on() -> None:
@@ -155,7 +155,7 @@ def test_metered_time_equals_busy_time(three: Three) -> None:
 
 
 def opens_its_own_gate(one: hearth.Node, other: hearth.Node) -> None:
-    """A session opens the gate behind its waiting kernel, while another session has work for the device."""
+    """A session opens the gate by work after its waiting kernel, while another session has work for the device."""
     with Flood(other, 1_000_000), gated(one.device(0)) as gate:
         time.sleep(0.1)
         counter = one.device(0).zeros(1, np.int32)

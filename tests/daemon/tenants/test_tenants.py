@@ -103,7 +103,7 @@ def test_invalid_tokens_are_refused(guarded: DaemonProcess) -> None:
     channel.close()
 
 
-def test_failing_often_is_answered_late(guarded: DaemonProcess) -> None:
+def test_repeated_failures_are_answered_with_a_delay(guarded: DaemonProcess) -> None:
     """A caller from the same address with a valid token is not delayed."""
     for _ in range(4):
         with pytest.raises(hearth.AuthenticationError):
@@ -118,7 +118,7 @@ def test_failing_often_is_answered_late(guarded: DaemonProcess) -> None:
         by_tcp(guarded, WHOLE).close()
         return time.monotonic() - begin
 
-    # on a busy machine some calls take that long by themselves
+    # on a busy machine some calls take that long in any case
     assert steady(comes, lambda seconds: seconds < 0.3, times=30) < 0.3
 
 
@@ -260,7 +260,7 @@ def page(path: str) -> bytes:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_http_on_the_unix_socket_knows_users(start_daemon: StartDaemon) -> None:
+def test_http_on_the_unix_socket_identifies_users(start_daemon: StartDaemon) -> None:
     named = tenant("mine", users=[os.getuid()]), tenant("other", users=[65534])
     daemon = start_daemon(**tenants(*named, listen={"http_unix": "auto"})[0])
     path = str(daemon.socket.with_name("hearth-http.sock"))
@@ -311,7 +311,7 @@ def test_configured_user_missing_on_the_host(tmp_path: Path) -> None:
         assert done.returncode == 2 and "no-user-of-this-name" in done.stderr and "Traceback" not in done.stderr
 
 
-# ---- what tenants see of each other ----
+# ---- visibility between tenants ----
 
 
 def test_tenants_do_not_see_each_other(guarded: DaemonProcess, tokens: dict[str, str]) -> None:

@@ -107,7 +107,7 @@ def test_without_lanes(daemon: DaemonProcess, rings: Rings) -> None:
 
 
 def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a kernel no slot is returned: copies without a slot are sent in batches."""
+    """While a kernel runs, no slot is returned: copies without a slot are sent in batches."""
     x = formed(fresh, rings)
 
     def wait(*_: object) -> bool:
@@ -122,7 +122,7 @@ def test_copies_do_not_wait_for_slots(fresh: hearth.Device, rings: Rings, monkey
     same(x.get(), noise(SIZE, 3 * INITIAL_SLOTS - 1))
 
 
-def test_many_threads_at_once(fresh: hearth.Device) -> None:
+def test_many_concurrent_threads(fresh: hearth.Device) -> None:
     arrays = [fresh.zeros(SIZE, np.uint8) for _ in range(6)]
     wrong: list[int] = []
 

@@ -149,7 +149,7 @@ def test_invalid_ticket_closes_connection(daemon: DaemonProcess) -> None:
 # ---- work over lanes ----
 
 
-def test_many_clients_at_once(daemon: DaemonProcess) -> None:
+def test_many_concurrent_clients(daemon: DaemonProcess) -> None:
     """Each client has separate threads; each result is correct."""
 
     def client(seed: int) -> bool:
@@ -164,7 +164,7 @@ def test_many_clients_at_once(daemon: DaemonProcess) -> None:
         assert all(pool.map(client, range(4)))
 
 
-def test_unawaited_error_arrives_unasked(daemon: DaemonProcess) -> None:
+def test_unawaited_error_is_received(daemon: DaemonProcess) -> None:
     with daemon.connect() as node:
         gpu = node.device(0)
         x = gpu.zeros(4, np.int32)
@@ -217,7 +217,7 @@ def test_commands_over_lanes_that_are_cut(daemon: DaemonProcess, monkeypatch: py
     assert all((mine == theirs).all() for mine, theirs in zip(read, expected[0], strict=True))
     assert all((mine == theirs).all() for mine, theirs in zip(final, expected[1], strict=True))
     assert cutter.cuts > 3 and len(took) > 3
-    assert statistics.median(took) < 2000  # a stream that is not attached in time is given up after 3 s
+    assert statistics.median(took) < 2000  # a stream that is not attached in time is abandoned after 3 s
 
 
 def test_idle_lane_that_is_cut(daemon: DaemonProcess) -> None:
@@ -315,7 +315,7 @@ def test_a_client_that_is_killed_leaves_nothing(start_daemon: StartDaemon) -> No
             client.kill()
         wait_until(lambda: "hearth_lanes 0.0" in daemon.get("/metrics").body, "the lane's end")
     wait_until(lambda: not daemon.status()["sessions"], "the sessions' end", 30)
-    wait_until(lambda: descriptors(daemon.device_pid(0)) <= before, "the end of what the lanes were")
+    wait_until(lambda: descriptors(daemon.device_pid(0)) <= before, "the close of the lanes' descriptors")
     with daemon.connect() as node:
         saxpy_works(node.device(0))
 

@@ -147,7 +147,7 @@ def test_both_devices_from_the_same_memory(pair: list[hearth.Device]) -> None:
         same(array.get(), ordinary)
 
 
-def test_many_threads_at_once(pair: list[hearth.Device]) -> None:
+def test_many_concurrent_threads(pair: list[hearth.Device]) -> None:
     def work(number: int) -> None:
         device, random = pair[number % 2], np.random.default_rng(number)
         with device.stream():
@@ -201,7 +201,7 @@ def test_import_loads_no_shared_memory_modules() -> None:
 
 
 def test_pinned_uploads_do_not_wait_long_for_anything(gpu: hearth.Device) -> None:
-    """Two hundred copies at once, none of which the device has started."""
+    """Two hundred concurrent copies, none of which the device has started."""
     host = pinned(noise(KIB64))
     x, order = gpu.zeros((200, KIB64), np.uint8), gpu.zeros(1, np.int32)
     gpu.asarray(host)

@@ -32,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
     whole = shared_copies.move
     counted = lambda *args, **keywords: (calls.append(0), whole(*args, **keywords))[1]  # noqa: E731
     monkeypatch.setattr(shared_copies, "move", counted)
-    monkeypatch.setattr(telemetry, "is_enabled", lambda: False)  # other tests want them, of uploads too
+    monkeypatch.setattr(telemetry, "is_enabled", lambda: False)  # spans, which other tests enable
 
     def asked() -> int:
         count = len(calls)
@@ -58,7 +58,7 @@ def test_copy_is_prepared_only_once(gpu: hearth.Device, found: Found, size: int)
             assert x.get(out=out, blocking=False) is out
             gpu.synchronize()
             same(out, host)
-    turns = 4 * 3 if size > INLINE else 0  # of ordinary arrays, each of which is another one
+    turns = 4 * 3 if size > INLINE else 0  # uploads of ordinary arrays, each of a new array
     assert found() == 3 + 1 + turns + (4 * 3 if not turns else 0)
     assert not connection_of(gpu).late_errors
 
@@ -136,7 +136,7 @@ def test_repeated_copies_keep_the_order_of_the_stream(gpu: hearth.Device) -> Non
     del stream
     with gated(gpu) as gate:
         for index in range(6):
-            stream = gpu.stream()  # in the place of the one before
+            stream = gpu.stream()  # replaces the previous stream, perhaps at the same address
             if index % 2:
                 gate.hold(order, stream=stream)
             x.set(host, stream=stream)
@@ -204,8 +204,8 @@ def test_connection_that_ended_unnoticed(gpu: hearth.Device, daemon: DaemonProce
         assert live is not None
         live.connection.poll_valid_s = lasts
         with socket.socket(fileno=os.dup(live.connection.fileno())) as beside:
-            beside.shutdown(socket.SHUT_RDWR)  # which the client has not seen
-        wait_until(lambda before=before: daemon.gauge("segments") < before, "the end of what was shared")
+            beside.shutdown(socket.SHUT_RDWR)  # without the client's knowledge
+        wait_until(lambda before=before: daemon.gauge("segments") < before, "the release of shared memory")
         if name != "get":
             host[turn] ^= 255
         out.fill(0)

@@ -141,7 +141,7 @@ def test_connection_lost_during_a_copy(gpu: hearth.Device, make: Callable[..., n
 
 
 def make_slots(gpu: hearth.Device, x: hearth.DeviceArray, values: np.ndarray) -> None:
-    """Grows the ring to the number of slots that the array uses at once, independent of how early each slot is
+    """Grows the ring to the number of slots that the array uses together, independent of how early each slot is
     returned."""
     order = gpu.zeros(1, np.int32)
     with gated(gpu) as gate:
@@ -166,7 +166,7 @@ def test_read_after_a_lost_copy(gpu: hearth.Device, monkeypatch: pytest.MonkeyPa
         gpu.stream().synchronize()  # the daemon has noticed before the client
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
-            x.set(values[::-1])  # queued behind the upload whose bytes never arrive
+            x.set(values[::-1])  # queued after the upload whose bytes never arrive
         before = attachment.session.outstanding
         moving = threads.submit(x[:size].get)
         wait_until(lambda: attachment.session.outstanding > before, "the read")
@@ -197,7 +197,7 @@ def test_lost_copy_is_reported_where_it_was_requested(
         gpu.stream().synchronize()  # the daemon has noticed
         with monkeypatch.context() as patched:
             patched.setattr(Shared, "alive", True)
-            threads.submit(x.set, values[::-1], mine).result(60)  # behind the upload whose bytes never arrive
+            threads.submit(x.set, values[::-1], mine).result(60)  # after the upload whose bytes never arrive
         cancel_transfer(connection, number)
         reply.abandon()
         wait_until(lambda: connection.late_errors, "the loss")

@@ -110,7 +110,7 @@ def test_failing_connections_are_not_retried_for_ever(gpu: hearth.Device, monkey
     assert len(asked) == 3 and shared(gpu) is None
 
 
-def test_copy_of_ordinary_memory_during_a_capture_is_refused_at_once(gpu: hearth.Device) -> None:
+def test_copy_of_ordinary_memory_during_a_capture_is_refused_immediately(gpu: hearth.Device) -> None:
     host = pinned(noise(2 * INLINE))
     x = gpu.asarray(host)
     for copy in (lambda: x.set(host.copy()), lambda: x.get(out=host), lambda: x.set(host, blocking=True)):
@@ -182,7 +182,7 @@ def test_an_upload_that_blocks_waits_until_the_memory_was_read(gpu: hearth.Devic
         assert x.get().any()
 
 
-def test_an_ordinary_array_is_taken_when_the_upload_returns(gpu: hearth.Device) -> None:
+def test_an_ordinary_array_is_copied_when_the_upload_returns(gpu: hearth.Device) -> None:
     for size in (
         3 * INLINE,
         2 * ring_buffer.SLOTS * ring_buffer.SLOT_BYTES,
@@ -198,7 +198,7 @@ def test_an_ordinary_array_is_taken_when_the_upload_returns(gpu: hearth.Device) 
     wait_ring_idle(gpu)
 
 
-def test_a_download_that_does_not_block_is_there_after_a_synchronize(gpu: hearth.Device) -> None:
+def test_a_download_that_does_not_block_is_complete_after_a_synchronize(gpu: hearth.Device) -> None:
     values = noise(2 * INLINE)
     x, order = gpu.asarray(values), gpu.zeros(1, np.int32)
     out = hearth.zeros_pinned(values.shape, np.uint8)

@@ -20,7 +20,7 @@ UP, DOWN = Kind.UPLOAD, Kind.DOWNLOAD
 
 @pytest.fixture(autouse=True)
 def tidy(daemon: DaemonProcess) -> Iterator[None]:
-    """Checks that the test leaves no shared memory behind."""
+    """Checks that the test leaves no shared memory."""
     yield
     gone(daemon)
 
@@ -42,7 +42,7 @@ def ask(sharing: Sharing, given: c.Command) -> int:
 
 
 def answer(sharing: Sharing, request: int) -> c.Result:
-    """Returns the next answer, which must belong to `request`: answers come in the order of the requests here. Raises
+    """Returns the next answer, which must belong to `request`: answers arrive in the order of the requests here. Raises
     its refusal."""
     while (response := sharing.stream.receive()).WhichOneof("kind") != "result":
         pass
@@ -102,7 +102,7 @@ def test_rows(sharing: Sharing) -> None:
     assert memory[:] == data
 
 
-def test_answer_comes_after_the_bytes_have_been_read(sharing: Sharing) -> None:
+def test_answer_is_sent_after_the_bytes_have_been_read(sharing: Sharing) -> None:
     """The memory is not released before either, although its client has released it and its connection has ended."""
     size, buffer = ANY_SIZE, sharing.allocate(ANY_SIZE)
     memory, data = sharing.shared.share(1, size), noise(size)
@@ -159,12 +159,12 @@ def test_invalid_places_are_refused(sharing: Sharing, unharmed: None, data: byte
 
 @pytest.mark.parametrize("kind", [UP, DOWN])
 def test_cancelled_transfer_does_not_block_later_commands(sharing: Sharing, kind: Kind) -> None:
-    """The transfer is cancelled before its command runs; commands behind it continue."""
+    """The transfer is cancelled before its command runs; later commands continue."""
     raw, buffer = sharing.raw, sharing.allocate(MIB)
     sharing.shared.share(1, MIB)
     with gated(sharing) as gate:
         wait = c.Command(stream=gate.held, write=c.Write(buffer=buffer, transfer=100, size=MIB))
-        first = ask(sharing, wait)  # its data never arrives, so the next command has to wait
+        first = ask(sharing, wait)  # its data never arrives, so the next command must wait
         request = ask(sharing, command(kind, buffer, 40, MIB, stream=gate.held))
         place(sharing.shared, kind, 40, 1, MIB)
         assert sharing.stream.failures() == []  # both commands have been processed
@@ -197,7 +197,7 @@ def test_number_of_waiting_places_is_bounded(sharing: Sharing, unharmed: None) -
 
 
 def test_bytes_sent_over_another_path_after_a_place(sharing: Sharing) -> None:
-    """The client did not learn that they were placed, and sends them: the shared memory is ignored."""
+    """The client has no confirmation that they were placed, and sends them: the shared memory is ignored."""
     raw, buffer, size = sharing.raw, sharing.allocate(MIB), MIB
     memory, data = sharing.shared.share(1, size), noise(size)
     memory[:] = noise(size, 9)

@@ -41,7 +41,7 @@ def warm(daemon: DaemonProcess) -> None:
 
 @pytest.fixture
 def tidy(daemon: DaemonProcess, warm: None) -> Iterator[None]:
-    """Checks that everything that the test shares is gone afterwards: memory, mappings, descriptors."""
+    """Checks that everything that the test shares is released afterwards: memory, mappings, descriptors."""
     gone(daemon)
     before = descriptors(daemon)
     yield
@@ -91,7 +91,7 @@ def test_round_trip_of_every_size(tidy: None, sharing: Sharing, size: int) -> No
 
 
 def test_ranges_of_both_sides(tidy: None, sharing: Sharing) -> None:
-    """Compared with the same copies on bytes, across the boundaries of the parts that are copied at once."""
+    """Compared with the same copies on bytes, across the boundaries of the parts that are copied as one."""
     size = 2 * PART + 8192
     memory = sharing.shared.share(7, size)
     buffer = sharing.allocate(size)
@@ -145,7 +145,7 @@ def test_one_way_writes_are_in_the_order_of_their_stream(tidy: None, sharing: Sh
     assert result.read.data == bytes([63]) * 4096
 
 
-def test_answer_comes_after_the_bytes_have_been_read(tidy: None, sharing: Sharing) -> None:
+def test_answer_is_sent_after_the_bytes_have_been_read(tidy: None, sharing: Sharing) -> None:
     memory = sharing.shared.share(1, 4096)
     buffer = sharing.allocate(4096)
     stream = sharing.stream
@@ -337,12 +337,12 @@ def test_descriptors_that_are_missing_or_too_many(daemon: DaemonProcess, sharing
         os.close(each)
     assert "without a descriptor" in shared.refuse(3, 4096).message
     no_more_than(daemon, before)
-    wait_until(lambda: daemon.gauge("segments") == 1, "the end of what was released")
+    wait_until(lambda: daemon.gauge("segments") == 1, "the release of a segment")
     shared.share(3, 4096)
 
 
 def test_frames_cut_anywhere(daemon: DaemonProcess, sharing: Sharing, unharmed: None) -> None:
-    """The descriptor arrives with the first byte of a frame, whatever is cut later."""
+    """The descriptor arrives with the first byte of a frame, wherever the frame is cut later."""
     shared = sharing.shared
     for ident in range(1, 20):
         file = sealed(4096 * ident)
@@ -370,7 +370,7 @@ def test_numbers_that_are_taken(sharing: Sharing, unharmed: None) -> None:
     assert shared.refuse(0, 4096, sealed(4096)).reason == Reason.INVALID_ARGUMENT
     buffer = sharing.allocate(4096)
     sharing.ask(write(buffer, 5, 4096))
-    assert sharing.raw.read(buffer, 4096) == b"5" * 4096, "the first stands"
+    assert sharing.raw.read(buffer, 4096) == b"5" * 4096, "the first registration remains"
     shared.release(5)
     wait_until(lambda: _refused_handle(sharing, buffer, 5), "the release")
     shared.share(5, 4096)[:] = b"6" * 4096
@@ -466,7 +466,7 @@ def test_a_release_in_flight(daemon: DaemonProcess, tidy: None, sharing: Sharing
         stream.batch(command)
         assert stream.failures() == []
         sharing.shared.release(1)
-        # A write to another buffer, which would not wait if it came before the release.
+        # A write to another buffer, which would not wait if it preceded the release.
         wait_until(lambda: _refused_handle(sharing, other, 1), "the release")
         assert (daemon.gauge("segments"), mappings(daemon)) == (1, 1)
         gate.open()
@@ -496,7 +496,7 @@ def test_segments_end_with_connection_or_session(daemon: DaemonProcess, tidy: No
 
 
 def test_a_session_with_commands_that_wait(daemon: DaemonProcess, tidy: None) -> None:
-    """More commands than the device accepts at once: some of them never run, and no call waits for them."""
+    """More commands than the device accepts: some of them never run, and no call waits for them."""
     sharing = Sharing(daemon.unix)
     sharing.shared.share(1, MIB)
     buffer = sharing.allocate(MIB)
@@ -538,7 +538,7 @@ def test_client_killed_during_a_copy(daemon: DaemonProcess, unharmed: None, tidy
             assert child.stdout.readline() == "ready\n"
             time.sleep(delay)
             child.send_signal(signal.SIGKILL)
-        wait_until(lambda: daemon.gauge("segments") == 0, "the end of what it shared")
+        wait_until(lambda: daemon.gauge("segments") == 0, "the release of its segments")
 
 
 def test_a_device_that_is_lost(lossy: DaemonProcess) -> None:

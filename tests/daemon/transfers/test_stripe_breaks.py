@@ -133,18 +133,18 @@ def test_cut_at_any_byte(lossy: DaemonProcess, by_way_of: Any, seed: int) -> Non
 
 
 def test_one_stripe_breaks(lossy: DaemonProcess, by_way_of: Any) -> None:
-    """The other stripes take over its chunks."""
+    """The other stripes transfer its chunks."""
 
     def plan(number: int) -> Budget:
         return Budget(up=3 * MIB) if number == 1 else Budget()
 
     with connect(lossy.grpc) as node, Cutter(lossy.lanes, plan) as cutter:
         by_way_of(node, cutter)
-        for _ in range(30):  # where the others are quicker, it has little to carry
+        for _ in range(30):  # repeated, because a slow stripe may carry little
             there_and_back(node.device(0), 40 * MIB)
             if cutter.cuts:
                 break
-        assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download found one missing
+        assert cutter.cuts == 1 and cutter.connections == STRIPES + 1  # the download opened another stripe
 
 
 def test_all_stripes_break_during_a_dispatch(lossy: DaemonProcess, by_way_of: Any) -> None:
@@ -181,7 +181,7 @@ def test_lost_completion_report_is_repeated(
 
     monkeypatch.setattr(StripedUpload, "chunk_acknowledged", taken)
     with connect(lossy.grpc, count) as node:
-        for _ in range(30):  # what is said on the others may come sooner
+        for _ in range(30):  # messages on the other stripes may arrive sooner
             move(node.device(0), 20 * MIB)
             if deaf:
                 break
@@ -199,7 +199,7 @@ def test_all_stripes_break_and_are_reopened(lossy: DaemonProcess, by_way_of: Any
             done = threading.Event()
             worker = threading.Thread(target=lambda done=done: (there_and_back(gpu, 64 * MIB), done.set()))
             worker.start()
-            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes on their way")
+            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes in transit")
             cutter.cut(reset=way == "up")
             worker.join(60)
             assert done.is_set()
@@ -219,7 +219,7 @@ def test_fallback_to_grpc_if_no_stripe_can_be_opened(lossy: DaemonProcess, by_wa
             done = threading.Event()
             worker = threading.Thread(target=lambda done=done: (there_and_back(gpu, 64 * MIB), done.set()))
             worker.start()
-            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes on their way")
+            wait_until(lambda way=way, begin=begin: getattr(cutter, way) > begin + 5 * MIB, "bytes in transit")
             cutter.refuse()
             cutter.cut()
             worker.join(60)
@@ -259,14 +259,14 @@ def test_the_device_process_is_killed(lossy: DaemonProcess, by_way_of: Any) -> N
 
             worker = threading.Thread(target=work)
             worker.start()
-            wait_until(lambda before=sum_before: cutter.up + cutter.down > before + 8 * MIB, "bytes on their way")
+            wait_until(lambda before=sum_before: cutter.up + cutter.down > before + 8 * MIB, "bytes in transit")
             os.kill(lossy.device_pid(), signal.SIGKILL)
             worker.join(60)
             assert not worker.is_alive()
             assert caught and isinstance(caught[0], hearth.HearthError), caught
             assert caught[0].reason in ("DEVICE_LOST", "BUFFER_LOST"), caught
             wait_until(lambda: lossy.status()["devices"][0]["state"] == "serving", "the next generation")
-            with contextlib.suppress(hearth.DeviceLostError):  # of what was under way one way
+            with contextlib.suppress(hearth.DeviceLostError):  # of one-way commands in progress
                 gpu.synchronize()
             there_and_back(gpu, 20 * MIB)
             assert live(gpu) > 0
@@ -305,7 +305,7 @@ def test_clients_are_killed(start_daemon: StartDaemon) -> None:
             client.stdout.close()
             settled(daemon, stripes)
         there_and_back(node.device(0), 9 * MIB)
-        streams = 3  # of the CPU backend: one a client, kept for the next
+        streams = 3  # threads of the CPU backend: one for each concurrent client, then reused
         wait_until(lambda: len(threads_of(pid)) <= before + streams, "the stripes' threads to end")
     saxpy_works(hearth.connect(daemon.unix).device(0))
 

@@ -130,7 +130,7 @@ def test_dispatch_with_outputs_over_different_paths(gpu: hearth.Device) -> None:
 
 
 def test_transfers_keep_the_order_of_the_stream(gpu: hearth.Device) -> None:
-    """Many writes to one buffer, each with a read behind it."""
+    """Many writes to one buffer, each followed by a read."""
     x = gpu.empty(10 * MIB, np.uint8)
     for seed in range(6):
         host = values(10 * MIB, seed)
@@ -213,7 +213,7 @@ def test_download_timeout_during_a_stall(lossy: DaemonProcess, by_way_of: Any) -
             x.get(timeout=0.5)
         assert time.monotonic() - began < LATE
         cutter.cut()
-        with contextlib.suppress(hearth.TransferError):  # that read's own answer, which was not awaited
+        with contextlib.suppress(hearth.TransferError):  # the failure of the read whose wait timed out
             gpu.synchronize()
         with contextlib.suppress(hearth.TransferError):
             x.get()

@@ -44,7 +44,7 @@ def stream(raw: Raw, daemon: DaemonProcess) -> Iterator[Execute]:
             c.Command(fill=c.Fill(buffer=BUFFER, size=SIZE, pattern=b"\0")),
         )
         yield attached
-    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
+    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "the release of all staging memory")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Uploads and downloads of every size, many at once, from many threads."""
+"""Uploads and downloads of every size, many concurrently, from many threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def noise(size: int, seed: int = 0) -> np.ndarray:
     return np.frombuffer(np.random.default_rng(seed).bytes(size), np.uint8)
 
 
-def test_the_limits_are_those_of_these_tests(raw: Raw) -> None:
+def test_the_daemon_has_the_limits_that_these_tests_expect(raw: Raw) -> None:
     assert raw.opened.limits.max_inline_bytes == INLINE
     assert raw.opened.limits.max_chunk_bytes == INLINE
 
@@ -68,7 +68,7 @@ def test_a_large_array(gpu: hearth.Device) -> None:
 @pytest.mark.skipif(
     os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 10 << 30, reason="needs 10 GiB of memory"
 )
-def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
+def test_a_copy_of_more_than_2_gib(gpu: hearth.Device) -> None:
     """Transfers one byte more than a 32-bit `int` counts, in both directions; compares bytes at both ends and around
     each GiB."""
     size = (2 << 30) + 1
@@ -83,7 +83,7 @@ def test_more_than_2_gib_at_once(gpu: hearth.Device) -> None:
 
 
 def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
-    """All reads wait behind a kernel that has not ended, and each gets its own bytes."""
+    """All reads wait for a kernel that has not ended, and each gets its own bytes."""
     hosts = [noise(1000 + 37 * index, index) for index in range(100)]
     arrays = [gpu.asarray(host) for host in hosts]
     order = gpu.zeros(1, np.int32)
@@ -99,7 +99,7 @@ def test_a_hundred_reads_outstanding(gpu: hearth.Device) -> None:
 
 
 def test_a_thousand_reads_outstanding_on_one_session(raw: Raw) -> None:
-    """All reads are in one batch, more than a stream accepts at once; each is answered with its own bytes."""
+    """All reads are in one batch, more than a stream accepts; each is answered with its own bytes."""
     data = noise(4000, 5).tobytes()
     buffer = raw.buffer(data)
     with raw.execute() as stream:
@@ -158,7 +158,7 @@ def test_sessions_do_not_get_each_others_bytes(daemon: DaemonProcess) -> None:
         assert all(pool.map(session, range(6)))
 
 
-def test_both_devices_at_once(pair: list[hearth.Device]) -> None:
+def test_both_devices_concurrently(pair: list[hearth.Device]) -> None:
     hosts = [noise(8 * INLINE, seed) for seed in range(2)]
     arrays = [device.asarray(host) for device, host in zip(pair, hosts, strict=True)]
     with ThreadPoolExecutor(2) as pool:
@@ -202,7 +202,7 @@ def test_an_upload_that_breaks_off_fails_its_write_only(raw: Raw) -> None:
         stream.batch(c.Command(write=c.Write(buffer=buffer, size=100, transfer=transfer)))
         upload = raw.device.Upload.future(messages())
         assert sent.wait(30)
-        # answered behind the upload on the connection: an upload that has not arrived could not be cancelled
+        # answered after the upload on the connection: an upload that has not arrived could not be cancelled
         for _ in range(3):
             raw.call("MemoryUsage", c.MemoryUsage())
         arrived.set()

@@ -68,7 +68,7 @@ def play(kind: str, group: hearth.Group, victim: int, pid: int, rng: random.Rand
         if kind != "held":
             time.sleep(rng.uniform(0, 0.04))  # a random moment
             strike(pid, signal.SIGSTOP if kind == "stopped" else signal.SIGKILL, stack)
-            # Operations in progress fail at once; those that the lost rank had not reached fail at their own timeout.
+            # Operations in progress fail immediately; those not reached by the lost rank fail at their own timeout.
             began = time.monotonic()
         if kind == "stopped":  # its GPU completes all work submitted before
             group.all_reduce(arrays, timeout=LIMIT_S)

@@ -83,7 +83,7 @@ def direct(group: hearth.Group, tmp_path_factory: pytest.TempPathFactory) -> lis
     return [np.load(folder / f"{rank}.npz") for rank in range(n)]
 
 
-def test_results_are_those_of_nccl(group: hearth.Group, direct: list[Mapping[str, np.ndarray]]) -> None:
+def test_results_equal_those_of_nccl(group: hearth.Group, direct: list[Mapping[str, np.ndarray]]) -> None:
     """Bit for bit, for every dtype that NCCL reduces here."""
     n = len(group)
     narrow = any("float8" in name for name in direct[0])
@@ -140,7 +140,7 @@ def test_sizes(group: hearth.Group, size: int) -> None:
         np.testing.assert_array_equal(gathered[rank].get().ravel(), np.concatenate([host[:size] for host in hosts]))
 
 
-def test_a_ring_beside_collectives_in_one_batch(group: hearth.Group) -> None:
+def test_a_ring_and_collectives_in_one_batch(group: hearth.Group) -> None:
     """Rank 0 sends before the all_to_all and receives after it, and so on: NCCL must match the right messages."""
     n = len(group)
     for size in (1, 5, 70_001):

@@ -85,14 +85,14 @@ def member(rank: int, pipe: Connection, vanish: bool) -> None:
         return
     if rank == 1:
         os._exit(1)
-    pipe.recv()  # the peer is gone
+    pipe.recv()  # the peer has ended
     began = time.monotonic()
     noticed = False
     try:
         communicator.enqueue(
             [CollectiveExchange("all_reduce", source.address, target.address, COUNT, "float32", "sum")], stream
         )
-    except Refusal as refusal:  # NCCL saw for itself that the peer is gone
+    except Refusal as refusal:  # NCCL itself detected that the peer has ended
         noticed = refusal.reason is Reason.COMMUNICATOR_FAILED
     enqueued = time.monotonic() - began
     event = server.record(stream)
@@ -117,7 +117,7 @@ def pair(vanish: bool) -> tuple[list[Any], list[Connection]]:
     for process in processes:
         process.start()
     ours = [pipe[0] for pipe in pipes]
-    assert ours[0].poll(60), "rank 0 gave no unique id"
+    assert ours[0].poll(60), "rank 0 sent no unique id"
     unique = ours[0].recv()
     for pipe in ours:
         pipe.send(unique)
@@ -128,7 +128,7 @@ def pair(vanish: bool) -> tuple[list[Any], list[Connection]]:
 def test_all_reduce_of_two_processes() -> None:
     processes, pipes = pair(vanish=False)
     for pipe in pipes:
-        assert pipe.poll(90), "a rank gave no result"
+        assert pipe.poll(90), "a rank sent no result"
         assert pipe.recv() == {"sum": [3.0], "mean": [1.5], "min": [1.0], "max": [2.0], "prod": [2.0]}
     for pipe in pipes:
         pipe.send("end")
@@ -141,14 +141,14 @@ def test_all_reduce_of_two_processes() -> None:
 def test_abort_after_the_peer_has_ended() -> None:
     processes, pipes = pair(vanish=True)
     for pipe in pipes:
-        assert pipe.poll(90), "a rank gave no result"
+        assert pipe.poll(90), "a rank sent no result"
         pipe.recv()
     processes[1].join(30)
     assert processes[1].exitcode == 1
     pipes[0].send("gone")
-    assert pipes[0].poll(60), "the survivor is stuck"
+    assert pipes[0].poll(60), "the surviving rank hangs"
     enqueued, stuck, drained, works, failure = pipes[0].recv()
     assert enqueued < 1.0, "all_reduce does not wait for the peer on the calling thread"
-    assert stuck, "without the peer it cannot end"
+    assert stuck, "the operation cannot end without the peer"
     assert drained and works and failure
     processes[0].join(30)

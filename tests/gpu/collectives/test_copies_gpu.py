@@ -98,7 +98,7 @@ def lose_the_peer(rank: int, index: int, pipe: Connection, through_host: bool) -
     server, stream = one.server, one.stream
     if rank == 1:
         os._exit(1)
-    pipe.recv()  # the peer is gone
+    pipe.recv()  # the peer has ended
     size = 100 << 20
     block = server.allocate(size, stream)
     began = time.monotonic()
@@ -127,7 +127,7 @@ def pair(work: Any, indices: tuple[int, int], through_host: bool) -> tuple[list[
     for process in processes:
         process.start()
     ours = [pipe[0] for pipe in pipes]
-    assert ours[0].poll(WAIT_S), "rank 0 gave no unique id"
+    assert ours[0].poll(WAIT_S), "rank 0 sent no unique id"
     unique = ours[0].recv()
     for pipe in ours:
         pipe.send(unique)
@@ -145,7 +145,7 @@ PAIRS = [
 def test_copies_of_all_sizes_in_both_directions(indices: tuple[int, int], through_host: bool) -> None:
     processes, pipes = pair(copy_both_ways, indices, through_host)
     for pipe in pipes:
-        assert pipe.poll(WAIT_S), "a rank gave no result"
+        assert pipe.poll(WAIT_S), "a rank sent no result"
         used_host, right, enqueued = pipe.recv()
         assert used_host or not through_host
         assert used_host == through_host or indices[0] != indices[1], "a process can map memory of the GPU that it uses"
@@ -164,10 +164,10 @@ def test_stop_ends_copies_whose_peer_has_ended(through_host: bool) -> None:
     processes[1].join(60)
     assert processes[1].exitcode == 1
     pipes[0].send("gone")
-    assert pipes[0].poll(WAIT_S), "the survivor is stuck"
+    assert pipes[0].poll(WAIT_S), "the surviving rank hangs"
     enqueued, stuck, drained, works, failure = pipes[0].recv()
     assert enqueued < 1.0, "a copy does not wait for the peer on the calling thread"
-    assert stuck, "without the peer it cannot end"
+    assert stuck, "the operation cannot end without the peer"
     assert drained and works and failure
     processes[0].join(30)
 

@@ -303,7 +303,7 @@ def _scatter(buffer: bytearray, offset: int, pitch: int, width: int, data: bytes
     for row, start in enumerate(range(0, len(data), max(width, 1))):
         at = offset + row * pitch
         buffer[at : at + width] = data[start : start + width]
-    assert len(buffer) == size, "written behind the end"
+    assert len(buffer) == size, "written beyond the end"
 
 
 class _Listed(reasons.Refusal):

@@ -1,4 +1,4 @@
-"""Access for tests to the internals behind the client's public objects.
+"""Access for tests to the internals of the client's public objects.
 
 The names with an underscore belong to the protocols of `hearth.interfaces`: `DeviceContext`, `ArrayLike`
 and `NodeContext`, by which a module of the client reaches the objects of the layers above it. They are not public, and

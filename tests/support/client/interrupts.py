@@ -25,8 +25,8 @@ PACKAGE = str(Path(hearth.__file__).parent)
 def interrupted_wait(work: Attachment) -> Iterator[None]:
     """Raises one KeyboardInterrupt in the main thread as soon as it waits in the block for an answer of `work`.
 
-    No other thread may wait for one. SIGINT is repeated until Python has handled it: a signal that arrives just before
-    a blocking call of the interpreter is noticed only when the call returns or another signal arrives.
+    No other thread may wait for one. SIGINT is repeated until Python has handled it: a signal that arrives directly
+    before a blocking call of the interpreter is noticed only when the call returns or another signal arrives.
     """
     main = threading.main_thread().ident
     assert main is not None and main == threading.get_ident()
@@ -106,7 +106,7 @@ class InterruptedLock:
         return self._lock.locked()
 
     def __enter__(self) -> bool:
-        assert self._lock.acquire(timeout=20), "the lock was left held"
+        assert self._lock.acquire(timeout=20), "the lock is still held"
         return True
 
     def __exit__(self, *_: object) -> None:

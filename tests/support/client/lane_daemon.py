@@ -53,7 +53,7 @@ class LaneDaemon(FakeDaemon):
         self.last = 0
         self.kept: list[Response] = []
         self.first_kept = 0
-        self.told: list[int] = []  # acknowledgements of received responses that came over lanes
+        self.told: list[int] = []  # acknowledgements of received responses that arrived over lanes
         self.over_grpc = 0  # number of batches received over gRPC
         self.lost: reasons.Refusal | None = None
         self.working = threading.RLock()
@@ -91,7 +91,7 @@ class LaneDaemon(FakeDaemon):
             threading.Thread(target=lane.run, daemon=True).start()
 
     def take(self, request: Any) -> bool:
-        """Runs one request, unless it has run already; returns False if the lane has to be closed."""
+        """Runs one request, unless it has run already; returns False if the lane must be closed."""
         with self.working:
             if request.WhichOneof("kind") == "received":
                 self.told.append(request.received.responses)
@@ -165,7 +165,7 @@ class LaneDaemon(FakeDaemon):
                 with self.working:
                     if self.streams != mine:
                         return
-                    assert self.lane is None, "over the stream, though there is a lane"
+                    assert self.lane is None, "sent over the stream although there is a lane"
                     self.over_grpc += request.WhichOneof("kind") == "batch"
                     self.take(request)
         except Exception:  # the stream was cancelled

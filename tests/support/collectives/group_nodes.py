@@ -31,7 +31,7 @@ def on_device(number: int, **config: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def nodes(cache: Path, count: int = 2, killed: Sequence[int] = (), **config: Any) -> Iterator[list[DaemonProcess]]:
-    """Runs daemons of one device each, and checks that they leave nothing behind. `killed` lists the daemons that the
+    """Runs daemons of one device each, and checks that they leave no resources. `killed` lists the daemons that the
     test itself ends."""
     started: list[DaemonProcess] = []
     try:
@@ -190,7 +190,7 @@ def form(all_ranks: Sequence[Rank]) -> bytes:
 
 
 def work(all_ranks: Sequence[Rank], group: bytes, sequence: int) -> None:
-    """Checks that an operation succeeds, whatever failed before."""
+    """Checks that an operation succeeds, also after failures."""
     for rank in all_ranks:
         rank.stream.batch(*rank.filled(), rank.part(group, sequence))
     expected = sum(rank.rank + 1 for rank in all_ranks)
@@ -209,5 +209,5 @@ def launch_and_block(all_ranks: Sequence[Rank], group: bytes, sequence: int, stu
 
 
 def needs_rebuild(refusal: Refusal) -> bool:
-    """Returns whether the refusal says that the group has failed and has to be rebuilt."""
+    """Returns whether the refusal says that the group has failed and must be rebuilt."""
     return refusal.reason == Reason.COMMUNICATOR_FAILED and "rebuild" in refusal.fix

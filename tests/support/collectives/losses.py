@@ -93,14 +93,14 @@ class RankData:
 
 def reported_reason(gpu: hearth.Device, began: float, timeout: float) -> str:
     """Returns the reason of the error that the rank raises for the operation begun at `began`, and checks that the
-    error comes in time."""
+    error arrives in time."""
     try:
         gpu.synchronize(timeout=30)
     except hearth.CommunicatorError as error:
         seconds_late = time.monotonic() - began - timeout
-        assert seconds_late < LATE, f"told {seconds_late:.2f} s after the timeout: {error}"
+        assert seconds_late < LATE, f"reported {seconds_late:.2f} s after the timeout: {error}"
         return error.reason
-    raise AssertionError(f"{gpu!r} was told nothing")
+    raise AssertionError(f"{gpu!r} received no error")
 
 
 class Survivors:

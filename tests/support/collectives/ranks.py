@@ -26,7 +26,7 @@ A, B = 1, 2
 
 @contextlib.contextmanager
 def several(cache: Path, count: int, harmed: bool = False, **config: Any) -> Iterator[DaemonProcess]:
-    """Runs a daemon with `count` devices, and checks that it leaves nothing behind. `harmed`: its device processes may
+    """Runs a daemon with `count` devices, and checks that it leaves no resources. `harmed`: its device processes may
     end in the meantime."""
     process = DaemonProcess(cache, config, count)
     try:
@@ -113,7 +113,7 @@ class Ranks:
         return from_status(entries[0].status)
 
     def work(self, devices: Sequence[int] | None = None, timeout: float = 20) -> None:
-        """Checks that the next operation works, whatever failed before."""
+        """Checks that the next operation works, also after failures."""
         devices = tuple(devices or self.devices)
         number = self.next(devices)
         for device in devices:
@@ -146,7 +146,7 @@ class Ranks:
 
 
 def refusal_of(stream: Execute, command: Any) -> Refusal:
-    """Returns the refusal of a command that is refused at once."""
+    """Returns the refusal of a command that is refused immediately."""
     result = stream.ask(command)
     assert result.HasField("error"), result
     return from_status(result.error)

@@ -12,7 +12,7 @@ from tests.support.daemon.harness import STOP_S, DaemonProcess
 
 
 class TwoDaemons:
-    """Two daemons, and a session on each. Checks that they leave nothing behind."""
+    """Two daemons, and a session on each. Checks that they leave no resources."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -33,7 +33,7 @@ class TwoDaemons:
     def group(self, order: Sequence[int]) -> hearth.Group:
         """Forms a group of the two devices, in the given order; checks first that both daemons are running."""
         for daemon in self.daemons:
-            assert daemon.process.poll() is None, f"it ended by itself: {daemon.log()[-4000:]}"
+            assert daemon.process.poll() is None, f"the daemon ended unexpectedly: {daemon.log()[-4000:]}"
         return hearth.Group([self.gpus[index] for index in order])
 
     def mend(self, killed: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""CUDA C++ by feature: what the CPU backend runs, what it refuses, and what differs from a GPU.
+"""CUDA C++ by feature: features that the CPU backend runs, features that it refuses, and differences from a GPU.
 
 The lists (`feature_runs`, `feature_refusals`, `feature_differences`) are the source of the tables in
 docs/cpu-backend.md, and test_features.py checks the backend against them: every snippet of RUNS is compiled and run

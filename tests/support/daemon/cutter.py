@@ -97,7 +97,7 @@ class Cutter:
         self._call(self._stall())
 
     def refuse(self, refuses: bool = True) -> None:
-        """Sets whether new connections are closed at once."""
+        """Sets whether new connections are closed immediately."""
         self._refuses = refuses
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:

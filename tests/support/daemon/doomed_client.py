@@ -171,7 +171,7 @@ def live(target: str, seed: int) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed clients are reaped automatically
-    assert threading.active_count() == 1, "a thread would not be there after the fork"
+    assert threading.active_count() == 1, "a thread would not exist after the fork"
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

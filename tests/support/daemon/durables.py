@@ -24,7 +24,7 @@ extern "C" __global__ void set_all(int* x, int n, int value) {
 FAR = np.int64(1 << 45)
 MIB = 1 << 20
 QUICK = {"max_restarts": 1000, "restart_window": "1ms", "max_faults": 1000}
-"""Settings with which a device that is lost repeatedly is restarted at once, whichever session causes the loss."""
+"""Settings with which a device that is lost repeatedly is restarted immediately, whichever session causes the loss."""
 
 
 def kill(daemon: DaemonProcess, ordinal: int = 0) -> None:

@@ -137,7 +137,7 @@ def _show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     variables = [f"{name}={value}" for name, value in environment.items()]
     for begin, end, shown in ((*addresses[:2], line), (*addresses[2:], variables)):
         text = b"".join(os.fsencode(part) + b"\0" for part in shown)
-        assert len(text) < end - begin, "there is no room to show them"
+        assert len(text) < end - begin, "the text exceeds the reserved space"
         ctypes.memset(begin, 0, end - begin)
         ctypes.memmove(begin, text, len(text))
 

@@ -148,7 +148,7 @@ def wait_until(condition: Callable[[], Any], subject: str = "it", seconds: float
     began = time.monotonic()
     while not (value := condition()):
         waited = time.monotonic() - began
-        assert waited < seconds, f"{subject} did not come about within {seconds:g} s"
+        assert waited < seconds, f"{subject} was not reached within {seconds:g} s"
         time.sleep(0.005 if waited < 0.5 else 0.02)
     return value
 
@@ -252,7 +252,7 @@ class DaemonProcess:
         return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
 
     def get(self, path: str, token: str = "") -> Page:
-        """Gets a page over HTTP, whatever its status."""
+        """Gets a page over HTTP, also one with an error status."""
         token = token or self.token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         request = urllib.request.Request(f"http://{self.http}{path}", headers=headers)

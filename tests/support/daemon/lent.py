@@ -37,7 +37,7 @@ class LentDaemon:
         return self._daemon
 
     def close(self) -> None:
-        """Stops the daemon, and checks that it leaves nothing behind."""
+        """Stops the daemon, and checks that it leaves no resources."""
         daemon, self._daemon = self._daemon, None
         if daemon is not None:
             code, leftovers, log = daemon.stop(), daemon.left_behind(), daemon.log()[-2000:]

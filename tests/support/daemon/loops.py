@@ -24,7 +24,7 @@ LOOPS = ("asyncio", "uvloop")
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", seconds: float = 60.0) -> T:
-    """Returns the result of `work()` in a separate loop. Checks at the end that every remaining task ends by itself,
+    """Returns the result of `work()` in a separate loop. Checks at the end that every remaining task ends uncancelled,
     that the loop's exception handler was not called, and that the client's threads end."""
     threads_before = threads()
     complaints: list[str] = []
@@ -55,7 +55,7 @@ def run(work: Callable[[], Coroutine[Any, Any, T]], loop: str = "asyncio", secon
 
 
 def threads() -> set[threading.Thread]:
-    """Returns the client's threads, except those that live until the process ends."""
+    """Returns the client's threads, except those that exist until the process ends."""
     client_threads = {thread for thread in threading.enumerate() if thread.name.startswith("hearth")}
     return {thread for thread in client_threads if not thread.name.startswith("hearth-copy")}
 

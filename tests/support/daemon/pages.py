@@ -3,7 +3,7 @@ output must match the output that the page shows.
 
 The fences of a page are processed in order, in a folder of the page:
 
-- ``python``: a program. A ``text`` fence directly behind it is its output.
+- ``python``: a program. A ``text`` fence directly after it is its output.
 - any language with ``file=NAME``: is written to that file, and not run.
 - ``console``: lines that begin with ``$`` are commands (``>``: continued), the other lines are their output. A command
   that ends with ``&`` runs until the page ends. A command that fails fails the page, unless its failure is shown: ``$
@@ -11,7 +11,7 @@ The fences of a page are processed in order, in a folder of the page:
 - with ``untested="WHY"``: is not run, and states the reason.
 - ``text``, ``json``, ``proto`` and fences without a language are not run.
 
-In expected output ``...`` stands for any text within a line; a line that consists of it stands for any lines. A comment
+In expected output ``...`` matches any text within a line; a line that consists of it matches any lines. A comment
 ``<!-- daemons=2 devices=2 -->`` at the head of a page states its requirements; ``HEARTH_TARGET`` names the first
 daemon, ``HEARTH_SECOND`` the second.
 """
@@ -97,7 +97,7 @@ def same(expected: list[str], lines: list[str]) -> bool:
 
 
 class Reader:
-    """Runs the fences of a page in `folder`, with `python` and the commands beside it; `hearthd` is the present one."""
+    """Runs the fences of a page in `folder`, with `python`, its commands, and this environment's `hearthd`."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str], python: Path) -> None:
         self._name = name

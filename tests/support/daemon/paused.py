@@ -62,7 +62,7 @@ class Session:
 
     def check(self) -> None:
         ran = int(self.launches.get()[0])
-        assert ran == self.launched, f"{self.launched} launches were asked for, {ran} have run"
+        assert ran == self.launched, f"{self.launched} launches were submitted, {ran} have run"
         assert (self.x.get() == self.expected).all(), "launches ran in another order"
 
     def launch(self) -> None:
@@ -79,13 +79,13 @@ class Session:
         arrays = [self.gpu.asarray(host) for host in hosts]
         self.step(1)
         for host, array in zip(hosts, arrays, strict=True):
-            assert (array.get() == host).all(), f"{host.size} bytes came back as others"
+            assert (array.get() == host).all(), f"{host.size} bytes have changed"
         self.check()
 
     def read(self) -> None:
         for _ in range(40):
             host = np.full(self.rng.randrange(1, 5000), self.rng.randrange(1 << 32), np.uint32)
-            assert (self.gpu.asarray(host).get() == host).all(), "a small array came back as another"
+            assert (self.gpu.asarray(host).get() == host).all(), "a small array has changed"
             self.step(1)
         self.check()
 
@@ -133,7 +133,7 @@ class Walker:
             raise AssertionError(f"{phase}: {line}{stdout.read()}")
 
     def end(self) -> None:
-        """Ends the process, which must have no work left; kills it if it does not end by itself."""
+        """Ends the process, which must have no work left; kills it if it does not end."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)

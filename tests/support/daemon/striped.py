@@ -25,7 +25,7 @@ def values(size: int, seed: int = 1) -> np.ndarray[Any, Any]:
 
 def stripes_of(gpu: hearth.Device) -> Stripes:
     """Returns the pool of stripes of the device's connection."""
-    assert Stripes in connection_of(gpu).parts, "no transfer asked for stripes"
+    assert Stripes in connection_of(gpu).parts, "no transfer requested stripes"
     return connection_of(gpu).part(Stripes)
 
 
@@ -54,7 +54,7 @@ def retrying(gpu: hearth.Device) -> None:
 
 
 def connect(target: str, count: int | None = STRIPES, **options: Any) -> hearth.Node:
-    """Connects a client that uses `count` stripes, whatever the number of cores."""
+    """Connects a client that uses `count` stripes, independent of the number of cores."""
     node = hearth.connect(target, **options)
     session_of(node).transport.stripes = count
     return node
@@ -72,7 +72,7 @@ def there_and_back(gpu: hearth.Device, size: int, seed: int = 1) -> None:
 def settled(daemon: DaemonProcess, stripes: int = 0) -> None:
     """Waits until all staging memory is returned, and only `stripes` stripes are open."""
     wait_until(lambda: daemon.gauge("stripes") == stripes, f"{stripes} stripes in the device process")
-    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "all staging memory given back")
+    wait_until(lambda: daemon.gauge("staging_bytes") == 0, "the release of all staging memory")
 
 
 def threads_of(pid: int) -> list[str]:

@@ -49,7 +49,7 @@ def page_of(accept: str) -> str:
 def _pages() -> dict[str, str]:
     """Returns the metrics pages by requested format. The daemon has ended when this returns."""
     if BACKEND != "cpu":
-        pytest.skip("what it does to a device process is meant for the CPU backend")
+        pytest.skip("the faults of this test are for the CPU backend")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         authority = trustme.CA()

@@ -79,7 +79,7 @@ def run(rig: Passing, program: Sequence[Step]) -> list[bytes]:
     acks = [frame.id for frame in copies if frame.id]
     assert acks == sorted(set(acks)) and acks[-1] == client.seq
     front_copies = [frame.payload for frame in copies if frame.kind == Kind.RESPONSE]
-    assert front_copies == heard.responses, "the front keeps what the client was told"
+    assert front_copies == heard.responses, "the front keeps the client's responses"
     rig.send(Kind.CLOSE, channel=channel)
     rig.until(Kind.CLOSED)
     client.end.close()

@@ -75,7 +75,7 @@ class Sharing(Passing):
         super().stop()
 
     def settled(self) -> None:
-        """Returns when no memory is shared any more."""
+        """Returns when no memory is shared."""
         for _ in range(2000):
             if not self.gauges()["segments"]:
                 return

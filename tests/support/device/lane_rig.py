@@ -81,7 +81,7 @@ class Client:
 
 
 class Laned(Rig[CpuServer]):
-    """A device process whose front is the test; `copies` returns the responses and acks that came over the link."""
+    """A device process whose front is the test; `copies` returns the responses and acks that arrived over the link."""
 
     source = SOURCE
 

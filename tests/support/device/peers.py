@@ -56,7 +56,7 @@ class FakeCommunicator:
         stream.submit(work)
 
     def release(self, count: int = 1) -> None:
-        """Lets `count` more exchanges complete."""
+        """Lets `count` further exchanges complete."""
         self._free.release(count)
 
     def failure_reason(self) -> str:

@@ -1,5 +1,5 @@
-"""A device process in which temporaries are executed at once or as operations, and sessions that compare the resulting
-states."""
+"""A device process in which temporaries are executed immediately or as operations, and sessions that compare the
+resulting states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTED = ("allocations", "allocated_bytes", "frees", "freed_bytes", "persistent
 
 
 class Watched(CpuServer):
-    """A CPU device whose memory is zeroed at allocation and which records the streams that were made to wait.
+    """A CPU device whose memory is zeroed at allocation and which records the streams that waited.
     `refused`: sizes that cannot be freed or filled. `freed`: sizes of the memory that was freed in stream order."""
 
     def __init__(self, spec: Any) -> None:
@@ -59,7 +59,7 @@ class Watched(CpuServer):
 
 class Ways(Laned):
     """A device process in which, with `at_once` False, all commands are executed as operations. `taken` names the
-    commands that were executed at once."""
+    commands that were executed immediately."""
 
     server: Watched
 

@@ -19,7 +19,7 @@ def batch(seq: int, requests: int = 0, padding: int = 0) -> device_pb2.ExecuteRe
 
 
 async def read_until(stream: Any, acked: int, results: int = 0) -> tuple[int, int, int]:
-    """Reads until batch `acked` is acknowledged and `results` results have come; returns the numbers of acks and
+    """Reads until batch `acked` is acknowledged and `results` results have arrived; returns the numbers of acks and
     results, and the last ack."""
     acks = got = last = 0
     while last < acked or got < results:

@@ -129,7 +129,7 @@ class LaneDevice(FakeDevice):
     def _on_batch(self, frame: Frame) -> None:
         batch = device_pb2.ExecuteRequest.FromString(frame.payload).batch
         channel = frame.channel
-        assert batch.seq == self.last.get(channel, 0) + 1, "each comes once"
+        assert batch.seq == self.last.get(channel, 0) + 1, "each batch arrives once"
         self.last[channel] = batch.seq
         self.batches.append(batch)
         self._later.append((channel, Kind.ACK, b"", batch.seq))
@@ -190,7 +190,7 @@ class LaneClient:
         return Frame(kind, flags, channel, ident, await self._reader.readexactly(length))
 
     async def take(self, results: int, acked: int = 0) -> list[int]:
-        """Reads until `results` results and the ack of batch `acked` have come; returns the results' numbers."""
+        """Reads until `results` results and the ack of batch `acked` have arrived; returns the results' numbers."""
         numbers: list[int] = []
         last = 0
         while len(numbers) < results or last < acked:

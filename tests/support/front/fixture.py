@@ -42,7 +42,7 @@ class Front:
 
     async def open_with_lease(self, seconds: float) -> Session:
         """Opens a session with this lease, which the test can change. The configured lease determines how often the
-        front looks for sessions whose lease has run out."""
+        front checks for sessions whose lease has expired."""
         configured, self.daemon.sessions.lease = self.daemon.sessions.lease, seconds
         await self.open()
         self.daemon.sessions.lease = configured
@@ -106,7 +106,7 @@ async def refused_while_sending(begin: Callable[[], Any]) -> Refusal:
 
 
 async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Returns when the condition holds; for events in the fake device's thread or behind a socket."""
+    """Returns when the condition holds; for events in the fake device's thread or at the other end of a socket."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (there is no event to wait for)
             await asyncio.sleep(0.002)

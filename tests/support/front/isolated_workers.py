@@ -70,4 +70,4 @@ async def node(
             await front.sessions.close(session, "the test is over", time_limit=1.0)
         await front.supervisor.stop()
     assert all(device.exit_code in (0, -9, -11) for device in launcher.started)
-    assert not front.running, "a process stayed behind"
+    assert not front.running, "a process remains"

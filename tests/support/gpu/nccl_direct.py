@@ -32,7 +32,7 @@ ROOT = 1
 
 
 def random(dtype: np.dtype[Any], rank: int) -> np.ndarray:
-    """Returns random floats whose sums have to be rounded."""
+    """Returns random floats whose sums must be rounded."""
     return np.random.default_rng([rank, dtype.itemsize]).standard_normal(LARGE).astype(dtype)
 
 

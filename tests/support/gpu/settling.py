@@ -14,6 +14,6 @@ def finish(server: CudaServer, stream: Any, seconds: float = 20.0) -> None:
     event = server.record(stream)
     deadline = time.monotonic() + seconds
     while not server.done(event):
-        assert time.monotonic() < deadline, "the stream did not get there"
+        assert time.monotonic() < deadline, "the stream did not complete its work"
         time.sleep(0.0002)
     server.release_event(event)

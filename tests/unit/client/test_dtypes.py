@@ -120,7 +120,7 @@ def test_the_usual_numbers_need_no_numpy(value: Any, name: str) -> None:
 
 
 @given(st.data(), st.sampled_from(NAMES))
-def test_elements_are_those_of_tolist(data: st.DataObject, name: str) -> None:
+def test_elements_equal_those_of_tolist(data: st.DataObject, name: str) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 3), max_size=4)))
     size = int(np.prod(shape, dtype=int)) * known(name).itemsize
     content = data.draw(st.binary(min_size=size, max_size=size))

@@ -67,7 +67,7 @@ def test_an_array(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     assert found[0] == "hearth.DeviceArray"
     assert {"(3, 1048576)", "float32", "12 MiB", "0: fake (cpu) on fake"} <= set(found)
     assert "strides" in texts(x[:, 3:7]) and "strides" not in found
-    assert len(daemon.commands) == commands, "looking at it sends no command"
+    assert len(daemon.commands) == commands, "the representation sends no command"
     view = x[0]
     x.free()
     assert texts(view)[-1] == "freed"

@@ -1,4 +1,4 @@
-"""Misspelt keywords and arguments in the wrong order: the error names the call and suggests what is meant."""
+"""Misspelt keywords and arguments in the wrong order: the error names the call and suggests the likely keyword."""
 
 from __future__ import annotations
 

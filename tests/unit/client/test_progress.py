@@ -63,7 +63,7 @@ def test_no_progress_is_shown_by_default(terminal: Terminal, clock: Clock) -> No
     assert progress.reporter(None, "upload") is None
     assert progress.reporter(False, "upload") is None
     with hearth.show_progress():
-        assert progress.reporter(False, "upload") is None, "the call itself says no"
+        assert progress.reporter(False, "upload") is None, "the call itself disables it"
         assert progress.reporter(None, "upload") is not None
     assert progress.reporter(None, "upload") is None
     assert terminal.getvalue() == ""
@@ -116,7 +116,7 @@ def test_interrupted_transfer_ends_its_line(terminal: Terminal, clock: Clock) ->
     assert terminal.getvalue().endswith("(interrupted)\n")
 
 
-def test_a_terminal_that_is_gone_stops_nothing(terminal: Terminal, clock: Clock) -> None:
+def test_a_closed_terminal_stops_no_transfer(terminal: Terminal, clock: Clock) -> None:
     report = progress.reporter(True, "upload")
     terminal.close()
     move(report, clock, 1.0)

@@ -113,7 +113,7 @@ def test_addresses(target: str, expected: dict[str, Any]) -> None:
 
 
 def test_call_without_spans_costs_one_further_call() -> None:
-    """Counts calls instead of time, because on a busy machine the time says little; on an idle one it is half a
+    """Counts calls instead of time, because time is not conclusive on a busy machine; on an idle one it is half a
     microsecond."""
     program = """
 import sys

@@ -64,7 +64,7 @@ def test_ack_covers_earlier_acks(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.PONG, Kind.RESULT, Kind.CLOSED, Kind.CHUNK, Kind.RECEIVED, Kind.ACK])
-def test_other_messages_stay_behind_the_ack(peer: Peer, kind: Kind) -> None:
+def test_other_messages_stay_after_the_ack(peer: Peer, kind: Kind) -> None:
     peer.outbox.put(Kind.ACK, channel=3, id=7)
     if kind == Kind.CHUNK:
         peer.outbox.put_chunk(b"head", b"data", channel=3, id=9, flags=0)
@@ -76,7 +76,7 @@ def test_other_messages_stay_behind_the_ack(peer: Peer, kind: Kind) -> None:
     assert peer.received() == [(Kind.ACK, 3, 7), (kind, 3, 0 if kind == Kind.ACK else 9)]
 
 
-def test_an_ack_alone_waits_for_company_but_not_long(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_ack_waits_briefly_for_further_frames(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("hearthd.device.outbox.time.perf_counter", lambda: now[0])
     outbox = peer.outbox

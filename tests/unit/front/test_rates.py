@@ -10,7 +10,7 @@ from hearthd.front.rates import HISTORY_INTERVAL_S, HISTORY_S, RateHistory, Rate
 
 
 def filled(seconds: int, step: float) -> RateHistory:
-    """A history of a counter that grows by 10 a second, for which a report came every `step` seconds."""
+    """A history of a counter that grows by 10 per second and is reported every `step` seconds."""
     history, rates = RateHistory(), Rates()
     for number in range(int(seconds / step) + 1):
         now = number * step

@@ -39,7 +39,7 @@ def test_any_cut_gives_the_same_frames(sent: list[Frame], cuts: list[int], as_by
 
 
 @given(frames, st.integers(1, 400))
-def test_an_unfinished_frame_is_kept_back(frame: Frame, missing: int) -> None:
+def test_an_unfinished_frame_is_buffered(frame: Frame, missing: int) -> None:
     stream = encoded(frame)
     missing = min(missing, len(stream))
     reader = FrameReader()

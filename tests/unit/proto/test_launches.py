@@ -97,7 +97,7 @@ def test_garbage_is_refused_or_consistent(data: bytes) -> None:
         parsed = list(unpack(data))
     except RecordError:
         return
-    # Padding is not kept, so the records have to be equal, not all bytes.
+    # Padding is not kept, so the records must be equal, not all bytes.
     assert list(unpack(b"".join(pack(record) for record in parsed))) == parsed
 
 

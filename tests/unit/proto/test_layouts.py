@@ -100,7 +100,7 @@ ranges = st.builds(lambda start, size: (start, start + size), st.integers(0, 12)
 
 
 @given(st.lists(ranges, max_size=4), st.lists(ranges, max_size=4))
-def test_a_clash_is_a_byte_that_is_written_and_used_besides(
+def test_a_clash_is_a_byte_that_is_written_and_also_used_by_another_range(
     reads: list[tuple[int, int]], writes: list[tuple[int, int]]
 ) -> None:
     read = {byte for each in reads for byte in range(*each)}

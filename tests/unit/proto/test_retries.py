@@ -39,7 +39,7 @@ def test_broken_calls_are_not_retryable() -> None:
 
 
 @pytest.mark.parametrize("kind", ["called", "awaited"])
-def test_retried_reasons_are_those_of_the_table(kind: str) -> None:
+def test_retried_reasons_equal_those_of_the_table(kind: str) -> None:
     """The table applies to functions and to coroutine functions."""
     again = {name for name in RETRIES if _tries(name, kind) > 1}
     assert again == {name for name, kind in RETRIES.items() if kind is not Retry.NEVER}

@@ -115,7 +115,7 @@ def test_single_participant_has_unlimited_credit() -> None:
     ring.charge("a", 1e9)
     assert ring.turn() == "a"
     assert ring.credit("a") == float("inf")
-    ring.enter("b")  # its use while no other flow waited is no debt
+    ring.enter("b")  # its use while no other flow waited creates no debt
     assert ring.credit("a") == ring.credit("b") == 1.0
 
 

@@ -46,7 +46,7 @@ def test_a_worker_that_finds_no_room_at_its_start() -> None:
     assert _not_started("something else").reason is Reason.INTERNAL
 
 
-def test_a_cache_that_is_full_is_reported_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cache_is_reported_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, told = CompileCache(str(tmp_path), 1 << 20), list[str]()
     cache.report = told.append
     image = Image(b"code", names={}, log="")

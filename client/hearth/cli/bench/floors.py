@@ -1,4 +1,4 @@
-"""Floors of this machine without a daemon: the same transports, with no work behind them.
+"""Floors of this machine without a daemon: the same transports, to a server that does no work.
 
 The gRPC client is the synchronous one, like Hearth's.
 """

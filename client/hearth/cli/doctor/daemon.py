@@ -35,7 +35,7 @@ _STATE_FIXES = {
     "overloaded machine",
     "starting": "check again in a second",
 }
-"""What to do about a device in a state in which it does not serve. `{}` stands for its number."""
+"""Remedy for each state in which a device does not serve. `{}` is replaced by the device's number."""
 _SOURCE = """
 extern "C" __global__ void doctor_%s(const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

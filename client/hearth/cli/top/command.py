@@ -84,7 +84,7 @@ class View:
         self.outage, self.before = Outage(reason, since), None
 
     def check_overdue(self, at: float, interval: float) -> None:
-        """Records a missing answer if one is overdue, without even an error."""
+        """Records a missing answer if neither an answer nor an error has arrived in time."""
         if self.outage is None and at - self._answered > interval + _HANGS_S:
             self.record_failure("the daemon has not answered since.", at)
 

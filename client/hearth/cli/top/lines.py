@@ -40,13 +40,13 @@ _LAYOUTS = (
     _Layout(8, frozenset({_BAR, "GEN", "CMD/S", "QUEUED", "TEMP", "POWER"}), _SECOND),
 )
 """The first layout that fits is used, otherwise the last one, whose lines are cut. Only the last two leave out figures;
-the bar repeats the figure beside it."""
+the bar repeats the figure next to it."""
 SESSION_HEADER = ("SESSION", "DEVICE TIME", "DEVICES", "TENANT", "AGE", "LEASE", "CLIENT")
 _INDENT = " " * 8
 _TENANT_WIDTH = 16
 _BAR_CELLS = 10
 _LOAD_S = 1.0
-"""Minimum seconds that a module load has to have waited for kernels before it is shown."""
+"""Minimum seconds for which a module load has waited for kernels before it is shown."""
 
 
 class ScreenLine(NamedTuple):
@@ -138,7 +138,7 @@ def _devices(
 def _columns(rows: list[list[str]], columns: Mapping[int, str]) -> list[str]:
     """Returns the lines of a table with some of the columns; `columns`: their names by index."""
     numbers = frozenset(column for column, index in enumerate(columns) if index in (0, 3) or index >= _FIRST_FIGURE)
-    has_bar = _BAR in columns.values()  # has the heading of the figure beside it
+    has_bar = _BAR in columns.values()  # has the heading of the figure next to it
     header = ["MEMORY" if name == _BAR else "" if has_bar and name == "MEMORY" else name for name in columns.values()]
     return table(header, [[row[index] for index in columns] for row in rows], numbers).splitlines()
 

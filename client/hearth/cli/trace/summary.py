@@ -27,7 +27,7 @@ class Row:
     bytes: int = 0
 
     def add(self, us: float, size: int) -> None:
-        """Counts one more piece of work, which took `us` microseconds and moved `size` bytes."""
+        """Adds a piece of work, which took `us` microseconds and moved `size` bytes."""
         self.count += 1
         self.total_us += us
         self.max_us = max(self.max_us, us)

@@ -1,7 +1,7 @@
 """Steps in which the threads of a block synchronise: barriers, shared memory, the usual block-wide algorithms.
 
 Each step ends with a barrier after its last access to its shared arrays, so that the next step, or the next round of a
-loop around the step, may write to them at once.
+loop around the step, may write to them immediately.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forms of call around functions, lambdas and templates.
 
 A form draws a body, declares the construct that contains it, and gives the statement that calls it. The body can use
-`x`, `e` and its captures, however the construct passes them.
+`x`, `e` and its captures, in any way in which the construct passes them.
 """
 
 from __future__ import annotations

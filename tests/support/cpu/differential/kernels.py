@@ -128,7 +128,7 @@ def default_type_argument(g: Generator, scope: Scope) -> Call:
 
 
 def alias_argument(g: Generator, scope: Scope) -> Call:
-    """A functor under an alias, or behind an alias template."""
+    """A functor named by an alias, or by an alias template."""
     name, body = functor(g, scope)
     alias = g.name("Alias")
     if g.flip():

@@ -27,7 +27,7 @@ U64 = np.uint64
 
 @step(LANE)
 def declare(g: Generator, scope: Scope) -> Step:
-    """A variable whose value changes `x` at once, so that wrong indices change the result."""
+    """A variable whose value changes `x` immediately, so that wrong indices change the result."""
     name, value = g.name("t"), g.expr(scope)
 
     def run(m: Machine, v: Values) -> None:

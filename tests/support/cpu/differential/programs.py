@@ -98,7 +98,7 @@ class Program:
         return "\n".join([PRELUDE, *(f"// ---- {each.name}\n{each.text}" for each in chosen), ""])
 
     def name_expressions(self, kernels: Collection[Kernel] | None = None) -> list[str]:
-        """Returns the C++ name expressions, of all kernels or only the given ones, that have to be passed to the
+        """Returns the C++ name expressions, of all kernels or only the given ones, that must be passed to the
         compiler."""
         return [each.name for each in (self.kernels if kernels is None else kernels) if each.is_expression]
 

@@ -103,7 +103,7 @@ def test_connect() -> None:
     assert public(GlobalArray) == public(module.GlobalArray)
 
 
-def test_every_class_of_the_other_client_that_waits_is_here() -> None:
+def test_every_class_that_waits_has_an_asyncio_counterpart() -> None:
     def waits(cls: type) -> bool:
         return any(hasattr(cls, name) for name in ("synchronize", "result", "compile", "launch", "get", "events"))
 

@@ -22,7 +22,7 @@ JSON = st.recursive(
 
 
 @given(st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_anything_is_an_array_or_nothing(description: bytes) -> None:
+def test_any_description_is_a_valid_array_or_none(description: bytes) -> None:
     found = parse(description)
     if found is not None:
         shape, dtype = found

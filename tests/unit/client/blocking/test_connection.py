@@ -38,7 +38,7 @@ def daemon() -> Iterator[FakeDaemon]:
 
 
 def test_ctrl_c_during_the_first_use_leaves_the_device_usable(daemon: FakeDaemon) -> None:
-    """Wherever the Ctrl-C occurs, the next use attaches."""
+    """The next use attaches, wherever the Ctrl-C occurred."""
     step, is_interrupted = 0, True
     while is_interrupted:
         step += 1

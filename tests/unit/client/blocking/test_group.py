@@ -47,7 +47,7 @@ def ones(group: hearth.Group, shape: Any = (6, 2), dtype: Any = np.float32) -> l
     return [device.ones(shape, dtype) for device in group.devices]
 
 
-# ---- what is sent ----
+# ---- messages that are sent ----
 
 
 def test_all_reduce(daemon: GroupDaemon, node: hearth.Node) -> None:
@@ -338,7 +338,7 @@ def test_batches_run_on_the_streams_of_their_calls(daemon: GroupDaemon, node: he
     assert sorted(handle for handle, _ in daemon.collectives) == [0, number_of(stream)]
 
 
-# ---- what is refused here ----
+# ---- calls that the client refuses ----
 
 
 def test_mismatched_arguments_are_refused(daemon: GroupDaemon, node: hearth.Node) -> None:

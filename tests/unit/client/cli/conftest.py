@@ -1,4 +1,4 @@
-"""Daemons that commands of `hearth` are run at."""
+"""Fixtures: daemons against which `hearth` commands run."""
 
 from __future__ import annotations
 

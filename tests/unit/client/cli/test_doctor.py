@@ -56,7 +56,7 @@ def test_exception_in_a_check_is_reported_in_one_line() -> None:
     assert check.status == "failed" and check.detail.startswith("KeyError")
 
 
-def test_findings_are_printed_at_once_and_counted() -> None:
+def test_findings_are_printed_immediately_and_counted() -> None:
     told: list[Any] = []
     findings = Findings(told.append)
     assert findings.add(Check("a", "ok", "")) and findings.healthy
@@ -188,7 +188,7 @@ def test_absent_daemon_and_unknown_name() -> None:
     assert network.resolved(resolve("[::1]:7421")).status == "ok"
 
 
-def test_certificates_that_end_soon() -> None:
+def test_certificates_that_expire_soon() -> None:
     now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC).timestamp()
     peer = {"notAfter": "Jan 11 00:00:00 2030 GMT", "subjectAltName": (("DNS", "gpu-box"),)}
     check = network.certificate_expiry(peer, now)

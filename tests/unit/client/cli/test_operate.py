@@ -1,4 +1,4 @@
-"""`hearth drain --wait` and `hearth restart-device --wait` at a daemon that stops to answer."""
+"""`hearth drain --wait` and `hearth restart-device --wait` at a daemon that stops answering."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_cursor_movements_are_not_printed() -> None:
 
 def test_marks_that_grow_over_other_lines_are_bounded() -> None:
     assert printable("a" + "\u0301" * 50) == "a\u0301\u0301"
-    assert printable("\u0301x") == "?x", "a mark alone would go onto what is before the name"
+    assert printable("\u0301x") == "?x", "a mark alone would combine with the text before the name"
 
 
 @given(TEXT)

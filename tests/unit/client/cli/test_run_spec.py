@@ -35,7 +35,7 @@ def values(draw: st.DrawFn, dtype: str) -> Any:
 
 @st.composite
 def written(draw: st.DrawFn) -> tuple[str, Scalar | Array]:
-    """Draws an argument and the value that it stands for."""
+    """Draws an argument and the value that it specifies."""
     dtype = draw(dtypes)
     name = draw(st.sampled_from([name for name, meant in TYPES.items() if meant == dtype]))
     kind = draw(st.sampled_from(["scalar", "in", "inout", "out", "made"]))

@@ -100,7 +100,7 @@ def test_memory_and_queue_from_the_available_fields() -> None:
 # ---- the frame ----
 
 
-def test_the_busiest_come_first() -> None:
+def test_the_busiest_are_listed_first() -> None:
     text = shown(frame(BEFORE, NOW, at=0.0, columns=200))
     assert text[0].endswith("box: ready; hearthd 0.1.0, up 1 min 42 s")
     assert "2 of 2 serving" in text[1] and "3 (2 connected)" in text[1] and "launches: 20/s" in text[1]
@@ -185,7 +185,7 @@ def test_waiting_loads_are_shown() -> None:
 def test_clients_of_one_name_are_shown_with_host_and_pid() -> None:
     assert lines.client("worker", False, "box:7") == "worker (box:7)"
     assert lines.client("worker", True, "box:8") == "worker (box:8) (dedicated)"
-    assert lines.client("box:7 train.py", False, "box:7") == "box:7 train.py", "the name begins with them"
+    assert lines.client("box:7 train.py", False, "box:7") == "box:7 train.py", "the name begins with it"
     assert lines.client("", False, "box:7") == "- (box:7)" and lines.client("old", False) == "old"
     assert lines.client("worker", False, "box\x1b:7") == "worker (" + printable("box\x1b:7") + ")"
     of_pid = document(9.0, [], [session("a", 1, client="w", process="box:7")])
@@ -211,7 +211,7 @@ def test_a_view_over_time() -> None:
     view.check_overdue(14.0, 1.0)
     assert view.outage is None
     view.check_overdue(16.5, 1.0)
-    assert view.outage is not None and view.outage.since == 12.0, "it hangs: gone since its last answer"
+    assert view.outage is not None and view.outage.since == 12.0, "since the last answer of a hanging daemon"
     view.record_failure("refused", 20.0)
     assert view.outage == Outage("refused", 12.0) and view.now is NOW
     view.record_answer(NOW, 30.0)

@@ -46,7 +46,7 @@ def test_a_run_and_a_request(seq: int, records: list[bytes], request: int) -> No
     data = batch.run_request(seq, records, sum(map(len, records)), command)
     expected = device_pb2.ExecuteRequest(batch=commands_pb2.Batch(seq=seq, commands=commands))
     assert device_pb2.ExecuteRequest.FromString(data) == expected
-    assert data == batch.run_request(seq, records, sum(map(len, records)), command), "from what was kept"
+    assert data == batch.run_request(seq, records, sum(map(len, records)), command), "encoded from the kept records"
 
 
 def result(request: int) -> commands_pb2.Result:
@@ -148,7 +148,7 @@ def test_sources_of_the_target_in_order(monkeypatch: Any, folder: Path) -> None:
         there = f"unix:{folder}/hearth/hearth.sock"
         assert resolve(None).address == there
         monkeypatch.setenv("HEARTH_TARGET", "elsewhere:1")
-        assert resolve("local").address == there, "whatever the environment says"
+        assert resolve("local").address == there, "independent of the environment"
         monkeypatch.setenv("HEARTH_TARGET", "local")
         assert resolve(None).address == there
     monkeypatch.delenv("XDG_RUNTIME_DIR")

@@ -12,7 +12,7 @@ from hearth.codec import timeouts
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 0.0, math.nan, math.inf, 1e300, "5", [1], np.zeros(2), None, 1j])
-def test_what_is_no_timeout_is_refused(timeout: object) -> None:
+def test_invalid_timeouts_are_refused(timeout: object) -> None:
     with pytest.raises(hearth.ArgumentError, match="it must be a number of seconds above 0") as caught:
         timeouts.check(timeout)  # type: ignore[arg-type]
     assert repr(timeout) in caught.value.message and caught.value.reason == "INVALID_ARGUMENT"

@@ -56,7 +56,7 @@ def test_roots_and_peers_are_translated(devices: list[int], data: st.DataObject)
 
 
 class Device:
-    """Stand-in for the connection that `present` needs: it keeps the submitted commands."""
+    """Stand-in for the connection that `present` needs; keeps the submitted commands."""
 
     def __init__(self) -> None:
         self.sequence = CollectiveSequence()
@@ -179,7 +179,7 @@ def test_threads_present_in_one_order_on_all_devices() -> None:
     while any(queues.values()):
         heads = {rank: queue[0] for rank, queue in queues.items() if queue}
         ready = [name for name, number in heads.values() if all(heads.get(rank) == (name, number) for rank in name)]
-        assert ready, f"they wait in a circle: {heads}"
+        assert ready, f"circular wait: {heads}"
         for rank in ready[0]:
             queues[rank].pop(0)
 

@@ -204,7 +204,7 @@ def test_pairs_over_daemons_are_formed_once(daemons: list[GroupDaemon], nodes: l
     slow.set()
     for thread in threads:
         thread.join(10)
-    group.send(arrays[1], to=2)  # both ranks belong to one session: no group has to be formed
+    group.send(arrays[1], to=2)  # both ranks belong to one session: no group is formed
     group.recv(arrays[2], source=1)
     group.recv(arrays[0], source=1)
     with group.batch():  # all ranks take part in a batch, so no further group is formed

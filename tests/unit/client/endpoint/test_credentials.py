@@ -115,7 +115,7 @@ def test_credentials_sent_when_a_session_opens(tmp_path: Path) -> None:
         thread.start()
         assert opening(Credentials(), near) == (("hearth-ticket", "ticket"),)
         thread.join()
-    assert opening(Credentials(), near) == (), "no listener is left: the daemon says what is missing"
+    assert opening(Credentials(), near) == (), "no listener: no credential is sent"
 
 
 def test_silent_identity_socket_is_not_waited_for(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_other_errors_are_not_retried(clock: Clock) -> None:
         hearth.retrying(idempotent=True)(fail)()
 
 
-def test_pauses_grow_and_are_not_all_the_same() -> None:
+def test_pauses_grow_and_have_jitter() -> None:
     low = retry.Pauses(1000, lambda: 0.0, lambda least, most: least)
     high = retry.Pauses(1000, lambda: 0.0, lambda least, most: most)
     error = refused(after=None)
@@ -120,7 +120,7 @@ def test_pauses_grow_and_are_not_all_the_same() -> None:
     assert sorted(map(float, filter(None, first))) == first
 
 
-def test_no_retry_comes_before_the_given_time() -> None:
+def test_no_retry_before_the_given_time() -> None:
     for least in (True, False):
         pauses = retry.Pauses(1000, lambda: 0.0, lambda low, high, least=least: low if least else high)
         found = pauses.after(refused(after=20.0))

@@ -88,7 +88,7 @@ def test_cached_signatures_do_not_mix(gpu: hearth.Device, daemon: FakeDaemon, f:
         (lambda f, x: f(x, 1, ()), "three uint32"),
     ],
 )
-def test_wrong_launches_are_refused_here(
+def test_wrong_launches_are_refused_by_the_client(
     gpu: hearth.Device, daemon: FakeDaemon, f: hearth.Function, launch: Any, words: str
 ) -> None:
     with pytest.raises(hearth.HearthError, match=words) as caught:
@@ -131,7 +131,7 @@ def test_read_only_takes_arrays(gpu: hearth.Device) -> None:
         hearth.read_only(np.zeros(3))  # type: ignore[arg-type]
 
 
-def test_arrays_of_elsewhere(daemon: FakeDaemon, gpu: hearth.Device, f: hearth.Function) -> None:
+def test_arrays_of_another_session_are_refused(daemon: FakeDaemon, gpu: hearth.Device, f: hearth.Function) -> None:
     with hearth.connect(daemon.target) as other:
         theirs = other.device(0).zeros(3)
         with pytest.raises(hearth.LaunchError, match=r"argument 1 .*another device or session"):
@@ -184,7 +184,7 @@ def test_kinds_of_code(gpu: hearth.Device, daemon: FakeDaemon, code: Any, kind: 
         ({"code": "x" * (1 << 20)}, hearth.ArgumentError),
     ],
 )
-def test_modules_that_are_refused_here(gpu: hearth.Device, keywords: Any, kind: type[Exception]) -> None:
+def test_modules_that_the_client_refuses(gpu: hearth.Device, keywords: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         gpu.RawModule(**keywords)
 

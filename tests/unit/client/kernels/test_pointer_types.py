@@ -1,4 +1,4 @@
-"""Warnings about arrays whose dtype is not what the kernel's source declares."""
+"""Warnings about arrays whose dtype differs from the type that the kernel's source declares."""
 
 from __future__ import annotations
 

@@ -100,11 +100,11 @@ def test_replaced_stream_sends_nothing(work: Attachment) -> None:
     assert wait_for(lambda: work.inspect().sender_waits)
     second = Sender(work)
     first.join(10)
-    assert not first.is_alive(), "it was called, though there was nothing to send"
+    assert not first.is_alive(), "the sender was woken although there was nothing to send"
     for number in range(1, 20):
         assert wait_for(lambda: work.inspect().sender_waits)
         work.submit(note())
-        assert wait_for(lambda number=number: len(second.sent) == number), "no call went to the first one"
+        assert wait_for(lambda number=number: len(second.sent) == number), "no wake-up went to the first stream"
         work.deliver(device_pb2.ExecuteResponse(ack=device_pb2.Ack(seq=number)))
     assert not first.sent
     end(work, second)

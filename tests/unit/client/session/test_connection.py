@@ -35,7 +35,7 @@ def wait_for(condition: Any, seconds: float = 20.0) -> bool:
     return bool(condition())
 
 
-def test_single_command_is_sent_at_once(gpu: hearth.Device, daemon: FakeDaemon) -> None:
+def test_single_command_is_sent_immediately(gpu: hearth.Device, daemon: FakeDaemon) -> None:
     f = kernel(gpu)
     f(*ONE, ())
     assert wait_for(lambda: daemon.records)
@@ -492,7 +492,7 @@ def test_a_part_is_made_once_and_ends_with_its_connection(daemon: FakeDaemon) ->
         part = connection.part(Part)
         assert connection.part(Part) is part and part.connection is connection and not part.heard
     assert part.heard == ["close"]
-    assert connection.part(Part) is part, "what was made is there, closed"
+    assert connection.part(Part) is part, "the existing part is returned, closed"
     with pytest.raises(hearth.ClosedError):
         connection.part(Another)
     assert list(connection.parts) == [Part]

@@ -135,7 +135,7 @@ def test_earlier_failures_are_delivered_before_a_signalled_wait_ends(daemon: Lan
     assert before.answered and before.error is not None
 
 
-def test_error_behind_a_signal_is_a_late_error(daemon: LaneDaemon, work: Attachment) -> None:
+def test_error_after_a_signal_is_a_late_error(daemon: LaneDaemon, work: Attachment) -> None:
     late: list[hearth.HearthError] = []
     reply = ask(daemon, work)
     reply.on_late_error = late.append
@@ -172,7 +172,7 @@ def test_work_after_a_signalled_copy_does_not_wait_for_its_ack(daemon: LaneDaemo
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(1e-4, 1e-2)), max_size=60))
-def test_copies_are_due_no_later_for_signals(program: list[tuple[int, float]]) -> None:
+def test_signals_do_not_delay_the_predicted_end_of_copies(program: list[tuple[int, float]]) -> None:
     """The copies end one after another, each by a signal or by its answer. The answer may arrive after the next copy
     has begun."""
     lookout, now, size = SpinWait(CORES), 1.0, MIN_PREDICTED_BYTES

@@ -32,7 +32,7 @@ def daemon() -> Iterator[LaneDaemon]:
         yield daemon
 
 
-def test_an_interrupted_wait_gives_the_role_back(daemon: LaneDaemon, work: Attachment) -> None:
+def test_an_interrupted_wait_releases_the_role(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     for _ in range(3):
         reply = work.request(held_request())
@@ -40,8 +40,8 @@ def test_an_interrupted_wait_gives_the_role_back(daemon: LaneDaemon, work: Attac
             reply.wait(60)
         assert reply.abandoned and role(work).holder != threading.get_ident() and not work.waiters.sleepers
         answer(daemon)
-        assert wait_for(lambda reply=reply: reply.answered), "the background receives it"
-    assert daemon.attaches == 1, "nothing had come, so that nothing was in doubt"
+        assert wait_for(lambda reply=reply: reply.answered), "the background thread receives it"
+    assert daemon.attaches == 1, "nothing had arrived, so the lane was kept"
 
 
 def interrupted_waits(work: Attachment, rounds: int, before: Callable[[int], None], seed: int) -> int:
@@ -72,7 +72,7 @@ def interrupted_waits(work: Attachment, rounds: int, before: Callable[[int], Non
             except KeyboardInterrupt:
                 ignored = False
                 while not ignored:
-                    with contextlib.suppress(KeyboardInterrupt):  # one more, right behind the first
+                    with contextlib.suppress(KeyboardInterrupt):  # another one, directly after the first
                         signal.signal(signal.SIGINT, signal.SIG_IGN)
                         ignored = True
                 hits += 1
@@ -137,10 +137,10 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
         answer(daemon)
 
     strides = random.Random(5)
-    while missed < 3 and step < 250:  # how many lines it is depends on when what comes, too
+    while missed < 3 and step < 250:  # the number of lines depends on the timing of messages, too
         step += strides.randint(1, 9)
         for _ in range(2):
-            work.request(held_request()).wait(20)  # so that the background stays away
+            work.request(held_request()).wait(20)  # so that the background thread stays parked
         daemon.never_answer.add("memory_usage")
         daemon.gate.clear()
         reply = work.request(held_request())
@@ -157,7 +157,7 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
         missed = 0
         hits += 1
         assert work.session.error is None and not work.waiters.sleepers
-        assert wait_for(channel), "a lane comes again where an answer was owed and work went over the stream"
+        assert wait_for(channel), "a lane is opened again after an answer was pending and work was sent over the stream"
     work.request(held_request()).wait(20)
     assert hits > 10
     assert [number for number in notes(daemon) if number] == list(range(1, last + 1))
@@ -167,8 +167,8 @@ def test_ctrl_c_at_any_line_of_a_wait_loses_nothing(daemon: LaneDaemon, work: At
 
 
 def test_ctrl_c_leaves_another_thread_to_receive(daemon: LaneDaemon, work: Attachment) -> None:
-    """Wherever the Ctrl-C occurs, another waiting thread gets its answer, even if the interrupted thread does nothing
-    more."""
+    """After a Ctrl-C at any line, another waiting thread gets its answer, even if the interrupted thread does nothing
+    afterwards."""
     skip_if_compiled(protocol)
     me, step, missed, requested = threading.get_ident(), 0, 0, 0
     while missed < 2 and step < 150:
@@ -242,7 +242,7 @@ def test_a_signal_handler_that_waits_inside_of_a_wait(daemon: LaneDaemon, work: 
     inner: list[bool] = []
 
     def handle(number: int, frame: object) -> None:
-        answer(daemon)  # the outer one's, which the inner wait may receive
+        answer(daemon)  # to the outer request, which the inner wait may receive
         daemon.never_answer.clear()
         inner.append(bool(work.request(held_request()).wait(10)))
 

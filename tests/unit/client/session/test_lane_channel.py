@@ -72,7 +72,7 @@ def test_work_is_sent_over_the_lane(daemon: LaneDaemon, gpu: hearth.Device) -> N
     for _ in range(200):
         gpu.synchronize()
     assert daemon.batches and not daemon.over_grpc
-    assert daemon.told and daemon.told == sorted(daemon.told), "receipts go over the lane"
+    assert daemon.told and daemon.told == sorted(daemon.told), "receipts are sent over the lane"
     assert daemon.attaches == 1 and not daemon.tickets
 
 
@@ -99,7 +99,7 @@ def test_waiting_work_is_sent_before_the_threads_of_the_lane_start(monkeypatch: 
     assert (sent, sent_before) == ([1], [1, 1])
 
 
-def test_single_work_is_sent_at_once_and_much_work_is_batched(daemon: LaneDaemon, gpu: hearth.Device) -> None:
+def test_single_commands_are_sent_immediately_and_many_are_batched(daemon: LaneDaemon, gpu: hearth.Device) -> None:
     gpu.synchronize()
     work = attachment(gpu)
     before = len(daemon.batches)
@@ -135,9 +135,9 @@ def test_collectives_are_sent_in_several_concurrent_batches(daemon: LaneDaemon, 
     daemon.gate.clear()
     base, sent = work.session.next_seq, [1]
     work.submit(note(1), WORTH)
-    assert wait_for(lambda: work.session.next_seq > base), "lone work goes, at the latest when nothing follows it"
+    assert wait_for(lambda: work.session.next_seq > base), "a lone command is sent at the latest when no other follows"
     assert wait_for(lambda: work.channel and work.channel.inspect().sender_waits), (
-        "its thread takes what there is at first"
+        "the sending thread sends everything queued when it starts"
     )
     for number in range(2, 42):
         work.submit(note(number), WORTH)
@@ -162,7 +162,7 @@ def test_submission_does_not_wait_for_the_sending_thread(daemon: LaneDaemon, gpu
     waited = time.monotonic() - began
     daemon.gate.set()
     gpu.synchronize()
-    assert 0.05 <= waited < LATE, "it waits for the receiving thread's turn, and not until a batch is sent"
+    assert 0.05 <= waited < LATE, "the submission waits for the receiving thread's turn, and not until a batch is sent"
 
 
 @pytest.mark.parametrize("flaw", ["silent", "no_path", "no_ticket", "no_listener"])
@@ -203,7 +203,7 @@ def test_a_lane_that_was_missed_is_opened_later(daemon: LaneDaemon, monkeypatch:
         owed = work.request(ask())
         time.sleep(1.0)
         gpu.synchronize()
-        assert daemon.attaches == 3, "not while something is under way"
+        assert daemon.attaches == 3, "not while commands are in flight"
         daemon.silent = False
         [command] = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
         result = commands_pb2.Result(request=command.request)
@@ -391,7 +391,7 @@ def test_sending_that_is_interrupted_loses_nothing(
     skip_if_compiled(send_queue)
     gpu.synchronize()
     work = attachment(gpu)
-    assert wait_for(lambda: work.session.idle), "what is alone is sent by who submits it"
+    assert wait_for(lambda: work.session.idle), "a lone command is sent by the submitting thread"
     whole = work.session.queue.move
 
     def interrupted(*arguments: object) -> None:
@@ -417,7 +417,7 @@ def test_closed_node_leaves_no_threads(daemon: LaneDaemon) -> None:
             node.device(0).synchronize()
             lane = daemon.lane
             assert lane is not None and len(lanes()) == 2
-        assert wait_for(lambda lane=lane: lane.over), "the daemon sees it end"
+        assert wait_for(lambda lane=lane: lane.over), "the daemon detects the end of the lane"
         assert wait_for(lambda: not lanes())
     gc.collect()
 
@@ -436,7 +436,7 @@ def test_descriptors_of_lanes_are_closed(daemon: LaneDaemon, gpu: hearth.Device)
         lane.close()
         assert wait_for(lambda attaches=attaches: daemon.attaches > attaches)
         gpu.synchronize()
-    assert open_lanes() < first + 20, "old ones are closed"
+    assert open_lanes() < first + 20, "descriptors of old lanes are closed"
 
 
 def test_a_fork_leaves_the_lane_to_the_parent(daemon: LaneDaemon) -> None:
@@ -495,7 +495,7 @@ def test_lane_is_opened_after_pending_answers(daemon: LaneDaemon, gpu: hearth.De
     lane.close()
     assert wait_for(lambda: daemon.attaches == 2)
     gpu.synchronize()
-    assert daemon.over_grpc and daemon.lane is None, "not for ever: work continues over the stream"
+    assert daemon.over_grpc and daemon.lane is None, "after a bounded number of lanes, work continues over the stream"
     with daemon.working:
         [command] = [command for command in daemon.commands if command.WhichOneof("kind") == "memory_usage"]
         result = commands_pb2.Result(request=command.request)

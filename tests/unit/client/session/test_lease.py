@@ -15,7 +15,7 @@ from tests.support.client.waits import wait_for
 
 @pytest.mark.parametrize("interrupted", ["settle", "deliver"])
 def test_ctrl_c_in_close_leaves_nothing_open(interrupted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each device is detached, and the daemon learns of the end of the session, whatever is interrupted."""
+    """Each device is detached, and the daemon is notified of the end of the session, wherever the interrupt occurs."""
     daemon = FakeDaemon(devices=2)
     node = hearth.connect(daemon.target)
     connections = [connection_of(node.device(ordinal)) for ordinal in (0, 1)]

@@ -51,7 +51,7 @@ def test_waiting_thread_receives(work: Attachment, cores: int, monkeypatch: pyte
     for _ in range(200):
         work.request(held_request()).wait(10)
     assert by.count(threading.get_ident()) > 100
-    assert wait_for(lambda: not role(work).parked and not role(work).holder), "the background is back"
+    assert wait_for(lambda: not role(work).parked and not role(work).holder), "the background thread receives again"
 
 
 def test_background_thread_stays_parked_while_others_receive(work: Attachment) -> None:
@@ -95,7 +95,7 @@ def test_leaving_after_a_long_wait_wakes_the_background_thread(background: Backg
         role.leave(1)
         assert not role.parked
     thread.join(20)
-    assert not thread.is_alive(), "no other thread receives, so that it does"
+    assert not thread.is_alive(), "the background thread receives, because no other thread does"
 
 
 @pytest.mark.parametrize("background", [60.0], indirect=True)
@@ -110,18 +110,18 @@ def test_thread_that_leaves_and_returns_wakes_no_other(background: Background) -
         role.leave(1)
         role.wake_thread()
     thread.join(20)
-    assert not thread.is_alive(), "it comes where it is needed"
+    assert not thread.is_alive(), "the background thread is woken when it is needed"
 
 
 @pytest.mark.parametrize("background", [60.0], indirect=True)
-def test_background_thread_polls_soon_if_work_is_left_behind(background: Background, passed: list[bool]) -> None:
+def test_background_thread_polls_soon_if_work_remains(background: Background, passed: list[bool]) -> None:
     role, lock, thread = background
     with lock:
         passed.clear()
         role.leave(1)
         assert role.tick_soon()
     thread.join(20)
-    assert passed == [False, True], "what is left behind is given a whole tick; then no thread receives any more"
+    assert passed == [False, True], "after one tick without work no thread receives"
 
 
 @pytest.mark.parametrize("background", [0.1], indirect=True)
@@ -133,7 +133,7 @@ def test_background_thread_polls_without_being_woken(background: Background) -> 
     assert not thread.is_alive()
 
 
-def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None:
+def test_many_threads_wait_concurrently(daemon: LaneDaemon, work: Attachment) -> None:
     """The answers arrive in any order. Each thread wakes for its own answer, and the last one still has a receiver."""
     daemon.never_answer.add("memory_usage")
     replies = [work.request(held_request()) for _ in range(16)]
@@ -166,7 +166,7 @@ def test_many_threads_wait_at_once(daemon: LaneDaemon, work: Attachment) -> None
 def test_spinning_thread_finds_an_answer_at_any_time(
     daemon: LaneDaemon, work: Attachment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer arrives immediately, when a copy is due, later, or when no thread polls any more."""
+    """The answer arrives immediately, when a copy is due, later, or when no thread polls."""
     lookout, size, channel = work.spin_wait, 64 << 20, work.channel
     assert channel is not None
     asleep: list[float] = []
@@ -180,11 +180,11 @@ def test_spinning_thread_finds_an_answer_at_any_time(
     monkeypatch.setattr(lane.select, "select", sleep)
     for late in (0.0, 0.005, 0.02, 0.05):
         for _ in range(3):
-            work.request(held_request()).wait(20)  # so that the background stays away
+            work.request(held_request()).wait(20)  # so that the background thread stays parked
         daemon.never_answer.add("memory_usage")
         now = time.monotonic()
         lookout.begin(UP, size, now - 1.0)
-        lookout.copy_ended(UP, size, now - 0.02, now)  # which is how long they take
+        lookout.copy_ended(UP, size, now - 0.02, now)  # the duration of such copies
         count = daemon.count("memory_usage")
         reply = work.request(held_request())
         lookout.begin(UP, size, now)
@@ -205,7 +205,7 @@ def test_spinning_thread_finds_an_answer_at_any_time(
 def test_threads_wait_for_one_reply(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     reply = work.request(held_request())
-    assert wait_for(lambda: work.session.idle), "the background receives while an ack is to come"
+    assert wait_for(lambda: work.session.idle), "the background thread receives while an ack is pending"
     answered: list[bool] = []
     threads = [threading.Thread(target=lambda: answered.append(bool(reply.wait(20)))) for _ in range(4)]
     for thread in threads:
@@ -248,7 +248,7 @@ def _times_out_while_another_waits(daemon: LaneDaemon, work: Attachment, timeout
     assert wait_for(lambda: sleeps() or not holder.is_alive(), 20)
     in_time = sleeps() and holder.is_alive()
     holder.join(timeout + 20)
-    assert wait_for(lambda: role(work).holder == waiting.ident), "it was called, or came later"
+    assert wait_for(lambda: role(work).holder == waiting.ident), "it was woken, or it began to wait later"
     answer(daemon)
     waiting.join(20)
     assert not waiting.is_alive() and second.answered and not first.answered
@@ -270,7 +270,7 @@ def test_wake_up_before_the_thread_sleeps_is_not_lost() -> None:
 def test_thread_that_is_woken_to_receive_after_its_timeout_leaves_the_role_to_others(
     daemon: LaneDaemon, work: Attachment, gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An event loop, or a callback, waits for an answer without a thread: the background thread has to receive it."""
+    """An event loop, or a callback, waits for an answer without a thread: the background thread must receive it."""
     skip_if_compiled(reply_module)
     daemon.never_answer.add("memory_usage")
     first, second, third = (work.request(held_request()) for _ in range(3))
@@ -301,7 +301,7 @@ def test_thread_that_is_woken_to_receive_after_its_timeout_leaves_the_role_to_ot
     other.start()
     assert timed_out.wait(20)
     answer(daemon, -3)
-    holder.join(20)  # it leaves the role to the other thread, whose time is over
+    holder.join(20)  # it leaves the role to the other thread, whose timeout has passed
     may_continue.set()
     other.join(20)
     assert not role(work).parked, "the background thread was woken"
@@ -356,8 +356,8 @@ def test_a_launch_and_a_wait_are_one_message(daemon: LaneDaemon, work: Attachmen
 
 @pytest.mark.parametrize("timing", [{"tick": 60.0, "idle": 60.0, "request_window": -1.0}], indirect=True)
 def test_acks_open_the_window_without_a_waiting_thread(daemon: LaneDaemon, work: Attachment) -> None:
-    """Work that is left for an ack continues right after a wait, whichever thread had the role, and not only at the
-    next tick or when the sending thread checks by itself. None is left for a request, which goes with a tick."""
+    """Work that waits for an ack continues directly after a wait, whichever thread had the role, and not only at the
+    next tick or when the sending thread checks periodically. No work waits for a request; the tick sends it."""
     for start in range(1, 1001, 10):
         work.request(held_request()).wait(10)
         for number in range(start, start + 10):
@@ -369,7 +369,7 @@ def test_acks_open_the_window_without_a_waiting_thread(daemon: LaneDaemon, work:
 def test_end_wakes_waiting_threads(daemon: LaneDaemon, work: Attachment) -> None:
     daemon.never_answer.add("memory_usage")
     replies, errors = [work.request(held_request()) for _ in range(6)], list[hearth.HearthError]()
-    assert wait_for(lambda: work.session.idle), "the background receives while an ack is to come"
+    assert wait_for(lambda: work.session.idle), "the background thread receives while an ack is pending"
 
     def wait(reply: Reply) -> None:
         try:

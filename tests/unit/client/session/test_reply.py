@@ -43,7 +43,7 @@ def test_ctrl_c_in_a_wait_for_several_replies_loses_no_error() -> None:
     replies[0].raise_failures = lambda failure: _raise(combined([error("an earlier copy failed"), failures[0]]))
     with pytest.raises(KeyboardInterrupt):
         wait_for_all(replies)
-    assert sorted(late) == ["an earlier copy failed", "the second failed"], "each once; the first combines two"
+    assert sorted(late) == ["an earlier copy failed", "the second failed"], "each error once; the first combines two"
     replies[2].set_error(error("the third failed"))
     assert late[-1] == "the third failed"
 

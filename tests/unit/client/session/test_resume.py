@@ -67,7 +67,7 @@ class Daemon:
             self.replies.release(request.received.responses)
         else:
             self.held.append(request)
-            assert len(self.held) + len(self.batches) <= WINDOW, "an honest client keeps to its window"
+            assert len(self.held) + len(self.batches) <= WINDOW, "a correct client does not exceed its window"
             under_way = sum(len(each.SerializeToString()) for each in self.held) + self.batches.bytes
             assert under_way <= UNACKED or len(self.held) + len(self.batches) == 1
         while self.held and not self.replies.full:
@@ -83,7 +83,7 @@ class Daemon:
             self.executed.append(command.SerializeToString())
             if command.request:
                 self.say(result(command.request).SerializeToString())
-            elif command.WhichOneof("kind") == "fill":  # stands for a kernel that prints
+            elif command.WhichOneof("kind") == "fill":  # in place of a kernel that prints
                 text = device_pb2.Output(text=f"{command.fill.buffer} ")
                 self.say(Response(event=device_pb2.Event(output=text)).SerializeToString())
         self.batches.acknowledge(batch.seq)
@@ -118,7 +118,7 @@ class ResumeMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.up = [self.session.attach("t", 0)]
 
-    # ---- what the user does ----
+    # ---- actions of the user ----
 
     @rule(size=st.integers(0, 1200))
     def one_way(self, size: int) -> None:
@@ -144,7 +144,7 @@ class ResumeMachine(RuleBasedStateMachine):
         self.session.add(command)
         self.submitted.append(command)
 
-    # ---- what the machines do ----
+    # ---- actions of network and daemon ----
 
     @rule(many=st.integers(1, 5))
     def send(self, many: int) -> None:
@@ -186,7 +186,7 @@ class ResumeMachine(RuleBasedStateMachine):
         self.session.suspend(hearth.ConnectError("cut"))
         self.up = [self.session.attach("t", 0)]
 
-    # ---- what must hold ----
+    # ---- invariants ----
 
     @invariant()
     def once_and_in_order(self) -> None:
@@ -270,7 +270,7 @@ def test_received_downloads_are_reported_again_after_a_break() -> None:
     session.attach("t", 0)
     session.receive(Response(attached=device_pb2.Attached(generation=1, resumed=True)))
     [receipt] = receipts(session)
-    assert len(receipt.transfers) < 300, "those that are long over are forgotten"
+    assert len(receipt.transfers) < 300, "transfers that ended long before are forgotten"
 
 
 @pytest.mark.parametrize("answer", [{}, {"resumed": True, "generation": 2}])

@@ -103,7 +103,7 @@ def test_status_is_not_queried_without_silence(watched: Watched) -> None:
 def test_connection_is_resumed_after_two_reports_of_missing_messages(watched: Watched) -> None:
     watched.says = status(responses=8)
     watched.pass_(TIMING.silence + 0.5)
-    assert len(watched.asked) == 1 and not watched.given_up, "it may be on its way"
+    assert len(watched.asked) == 1 and not watched.given_up, "the message may still be in transit"
     watched.pass_(TIMING.recheck)
     assert len(watched.asked) == 2 and len(watched.given_up) == 1
 

@@ -109,7 +109,7 @@ def test_ctrl_c_at_any_line(
     assert step > 40 and not segment.spoiled
 
 
-def test_the_memory_is_kept_until_the_answer_has_come(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:
+def test_the_memory_is_kept_until_the_answer_has_arrived(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:
     for direction, name in ((UP, "write"), (DOWN, "read")):
         daemon.never_answer.add(name)
         for awaited in (False, True):
@@ -126,7 +126,7 @@ def test_the_memory_is_kept_until_the_answer_has_come(daemon: Daemon, gpu: heart
     daemon.lose_on = "sync"
     with pytest.raises(hearth.DeviceLostError):
         gpu.synchronize()
-    assert segment.spoiled, "the device process may still be at it"
+    assert segment.spoiled, "the device process may still be copying"
 
 
 def test_unexpected_answers_raise_errors(daemon: Daemon, gpu: hearth.Device, segment: Segment) -> None:

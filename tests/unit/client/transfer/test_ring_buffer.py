@@ -102,7 +102,7 @@ def test_slots_are_created_on_demand() -> None:
     assert ring.slot_count == 1
 
 
-def test_fewer_slots_than_wanted_are_made_do_with() -> None:
+def test_a_ring_works_with_fewer_slots_than_requested() -> None:
     ring = ring_of(4, most=2)
     taken = [ring.acquire(1), ring.acquire(1)]
     assert None not in taken and ring.acquire(1) is None
@@ -156,7 +156,7 @@ def test_an_interruption_while_a_slot_is_made_leaves_room_for_another() -> None:
     assert ring.acquire(1) is not None
 
 
-def test_an_ended_ring_has_no_slots_and_takes_none_back() -> None:
+def test_an_ended_ring_has_no_slots_and_accepts_none() -> None:
     ring = ring_of(4)
     slot, waits = ring.acquire(1), ring.acquire(1)
     assert slot is not None and waits is not None

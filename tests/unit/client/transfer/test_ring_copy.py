@@ -206,7 +206,7 @@ def test_a_failure_is_raised_once_and_costs_no_slot(failing: int) -> None:
         assert not gpu.deferred
 
 
-def test_another_error_that_a_read_brings_is_not_lost() -> None:
+def test_another_error_that_a_read_reports_is_not_lost() -> None:
     errors = [HearthError("first", reason="LAUNCH_FAILED"), HearthError("second", reason="LAUNCH_FAILED")]
     with device(2 * EACH) as gpu:
         gpu.plan = lambda number: errors[number] if gpu.both.wait(20) else REFUSED
@@ -270,7 +270,7 @@ def test_cancelled_pieces_of_a_stalled_copy_are_reported_by_the_rest() -> None:
 
 @pytest.mark.parametrize("size", [100, 5000], ids=["inline", "transfer"])
 def test_the_rest_of_a_copy_names_the_same_copy(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Whatever its route."""
+    """The rest of a split copy is sent inline or as a transfer."""
     sent: list[commands_pb2.Command] = []
     moved = shared.Moved(40, split=(9, size))
     monkeypatch.setattr(shared, "move", lambda *_, **__: moved)
@@ -399,7 +399,7 @@ def test_an_error_of_the_callback_is_raised() -> None:
             settled(gpu)
 
 
-def test_many_transfers_at_once() -> None:
+def test_many_concurrent_transfers() -> None:
     drawn = random.Random(4)
     with device(64 * 30 * EACH, slots=5, stall=30.0) as gpu:
         failures: list[int] = []

@@ -66,7 +66,7 @@ def daemon() -> Iterator[FakeDaemon]:
 def test_ctrl_c_during_a_large_copy_leaves_the_device_usable(
     gpu: hearth.Device, daemon: AbortingDaemon, copy: Callable[[Any, Any], Any]
 ) -> None:
-    """Wherever the Ctrl-C occurs, later work does not wait for the bytes."""
+    """Later work does not wait for the bytes, wherever the Ctrl-C occurred."""
     x, host = gpu.zeros(BYTES, np.uint8), np.ones(BYTES, np.uint8)
     gpu.synchronize()
     gc.collect()  # segments of earlier tests: an interrupt in their `__del__` would be lost, and end the loop too early

@@ -23,13 +23,13 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets stripes take their time to open, as on a busy machine."""
+    """Allows stripes more time to open, as is needed on a busy machine."""
     monkeypatch.setattr(stripe_pool, "OPEN_S", 60.0)
     monkeypatch.setattr(stripe_pool, "_GATHER_S", 60.0)
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 8))
-def test_each_stripe_has_something_to_do(size: int, most: int) -> None:
+def test_each_stripe_has_work(size: int, most: int) -> None:
     count = plan.stripes(size, most)
     assert 0 <= count <= most
     assert not count or size // count >= 4 * MIB

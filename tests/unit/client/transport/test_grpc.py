@@ -80,7 +80,7 @@ class Channel:
         self.closed = True
 
 
-def test_a_channel_is_left_when_its_connection_broke() -> None:
+def test_a_channel_is_replaced_when_its_connection_has_broken() -> None:
     opened: list[Channel] = []
 
     def open_channel() -> Any:

@@ -63,7 +63,7 @@ def test_like_with_another_shape() -> None:
 
 
 @needs_memfd
-def test_zeros_are_zeros_where_memory_is_used_again() -> None:
+def test_zeros_in_reused_memory() -> None:
     pool.trim()
     first = hearth.empty_pinned(1 << 20, np.uint8)
     first.fill(255)

@@ -189,7 +189,7 @@ def test_invalidated_memory_is_never_reused() -> None:
     assert pool.cached == 0
 
 
-def test_memory_of_a_forks_time_is_used_again_by_neither() -> None:
+def test_memory_that_existed_at_a_fork_is_reused_by_neither_process() -> None:
     pool = SegmentPool()
     array = array_of(pool, 4 << 20)
     array_of(pool, 5 << 20)  # kept for reuse

@@ -54,14 +54,14 @@ def test_copy_is_due_after_the_duration_of_a_similar_copy(size: int, took: float
     assert window is not None
     begins, ends = window
     assert begins <= 20.0 + took <= ends
-    assert ends - (20.0 + took) <= 0.51e-3, "and is not looked for long behind that"
+    assert ends - (20.0 + took) <= 0.51e-3, "and is not polled for long after that"
     assert 20.0 + took - begins <= max(0.25e-3, took if took <= 2e-3 else 0.0) + 1e-6
     assert spin_wait.poll_interval(ends + 1e-6) is None
     spin_wait.begin(1 - direction, size, 30.0)
-    assert spin_wait.poll_interval(30.0) is None, "of the other way nothing is known"
+    assert spin_wait.poll_interval(30.0) is None, "no pace is known for the other direction"
 
 
-def test_copies_in_a_row_are_due_one_behind_the_other() -> None:
+def test_consecutive_copies_are_due_one_after_the_other() -> None:
     spin_wait, size = SpinWait(CORES), 64 << 20
     spin_wait.begin(UP, size, 0.0)
     spin_wait.copy_ended(UP, size, 0.0, 0.01)
@@ -69,13 +69,13 @@ def test_copies_in_a_row_are_due_one_behind_the_other() -> None:
         spin_wait.begin(UP, size, 1.0)
     assert _expected_end(spin_wait, 1.0) == pytest.approx(1.03)
     spin_wait.copy_ended(UP, size, 1.0, 1.01)
-    assert _expected_end(spin_wait, 1.01) == pytest.approx(1.03), "two are under way"
+    assert _expected_end(spin_wait, 1.01) == pytest.approx(1.03), "two copies are in flight"
     spin_wait.copy_ended(UP, size, 1.0, 1.02)
     spin_wait.copy_ended(UP, size, 1.0, 1.025)
-    assert spin_wait.poll_interval(1.03) is None, "all are done, the last one sooner than it was due"
+    assert spin_wait.poll_interval(1.03) is None, "all are done, the last one before its predicted end"
 
 
-def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
+def test_a_slower_copy_changes_the_pace_little_and_a_faster_one_fully() -> None:
     spin_wait, size, now = SpinWait(CORES), 64 << 20, 0.0
 
     def after(took: float) -> float:
@@ -93,7 +93,7 @@ def test_a_slower_one_changes_little_and_a_faster_one_all() -> None:
     assert after(0.005) == pytest.approx(0.005)
 
 
-def test_small_and_very_long_ones_are_not_foreseen() -> None:
+def test_small_and_very_long_copies_are_not_predicted() -> None:
     spin_wait = SpinWait(CORES)
     spin_wait.begin(UP, MIN_PREDICTED_BYTES - 1, 0.0)
     spin_wait.copy_ended(UP, MIN_PREDICTED_BYTES - 1, 0.0, 1.0)
@@ -103,7 +103,7 @@ def test_small_and_very_long_ones_are_not_foreseen() -> None:
     spin_wait.copy_ended(UP, 1 << 40, 10.0, 20.0)
     spin_wait.begin(UP, 1 << 40, 30.0)
     assert spin_wait.poll_interval(30.0) is None
-    assert spin_wait.poll_interval(39.5) is not None, "but its end is, when it is near"
+    assert spin_wait.poll_interval(39.5) is not None, "but its end is polled for when it is near"
 
 
 def _expected_end(spin_wait: SpinWait, now: float) -> float:

@@ -26,7 +26,7 @@ def refused(limits: LaunchLimits, attributes: Attributes) -> Refusal:
     return caught.value
 
 
-def test_what_a_device_has_is_accepted() -> None:
+def test_attributes_that_a_device_has_are_accepted() -> None:
     check(LIMITS, "k", ALL)
     check(dataclasses.replace(LIMITS, features=frozenset()), "k", Attributes(priority=-100))
     check(LIMITS, "k", Attributes(window=WINDOW._replace(size=1, hit_ratio=0.0, hit=0, miss=0)))
@@ -71,6 +71,6 @@ def test_invalid_windows(window: AccessWindow, words: str) -> None:
     assert refusal.reason is Reason.LAUNCH_INVALID and words in refusal.message
 
 
-def test_unknown_domains_and_every_fault_at_once() -> None:
+def test_unknown_domains_and_all_errors_together() -> None:
     refusal = refused(LIMITS, Attributes(mem_sync_domain=2, window=WINDOW._replace(size=0, hit=9)))
     assert refusal.details["failures"] == "3" and "memory-sync domain 2 is unknown" in refusal.message

@@ -30,7 +30,7 @@ def test_an_unreported_block_cap_applies_no_clamp(reported: int) -> None:
     assert thread_bound(dataclasses.replace(LIMITS, max_blocks_per_multiprocessor=reported), 32) == 48 * 170
 
 
-def test_nothing_is_known_of_no_threads() -> None:
+def test_no_bound_for_zero_threads_or_an_unknown_limit() -> None:
     assert thread_bound(LIMITS, 0) == 0
     assert thread_bound(dataclasses.replace(LIMITS, max_threads_per_multiprocessor=0), 32) == 0
 
@@ -53,7 +53,7 @@ def test_the_functions_own_occupancy_bounds_further() -> None:
     assert "340 blocks fit, limited by this kernel's registers and shared memory" in error
 
 
-def test_devices_without_them_say_so() -> None:
+def test_devices_without_the_features_are_named() -> None:
     plain = dataclasses.replace(LIMITS, features=frozenset())
     assert "no cooperative" in check_cooperative(plain, (1, 1, 1), (1, 1, 1), None)[0]
     assert "no thread block clusters" in check_cluster(plain, (2, 1, 1), (2, 1, 1))[0]
@@ -74,7 +74,7 @@ def test_cooperative_check_and_thread_bound_agree(threads: int, blocks: int) -> 
     assert (check_cooperative(LIMITS, (blocks, 1, 1), (threads, 1, 1), None) == []) == fits
 
 
-def test_a_grid_of_one_dimension_is_reduced_to_what_fits() -> None:
+def test_a_grid_of_one_dimension_is_reduced_to_the_resident_maximum() -> None:
     assert fit_grid(LIMITS, (341, 1, 1), (256, 1, 1), 2) == (340, 1, 1)
     assert fit_grid(LIMITS, (7, 1, 1), (256, 1, 1), 2) == (7, 1, 1)
     assert fit_grid(LIMITS, (2000, 1, 1), (256, 1, 1), 100) == (6 * 170, 1, 1), "the threads of a multiprocessor"

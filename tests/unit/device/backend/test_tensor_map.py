@@ -43,7 +43,7 @@ def errors_of(spec: TensorMapSpec, offset: int = 0, size: int = 1 << 80, **chang
 
 
 @pytest.mark.parametrize("spec", SIZES, ids=["tiled", "im2col", "interleaved", "im2col-wide"])
-def test_good_maps_pass_in_a_buffer_of_just_their_size(spec: TensorMapSpec) -> None:
+def test_valid_maps_pass_in_a_buffer_of_exactly_their_size(spec: TensorMapSpec) -> None:
     assert check(spec, ADDRESS, 0, SIZES[spec]) == []
     assert check(spec, ADDRESS, 64, SIZES[spec] + 64) == []
 
@@ -288,7 +288,7 @@ def test_floats_can_be_filled_with_nan(name: str) -> None:
     assert len(errors_of(spec, dtype="float8_e4m3fn")) == 1
 
 
-def test_all_that_is_wrong_is_in_one_refusal() -> None:
+def test_one_refusal_names_everything_that_is_wrong() -> None:
     spec = TensorMapSpec("bool", (0, 128), (7, 8), (3,), Tile((500,)), "none", "none", "none", "nothing")
     errors = check(spec, ADDRESS, 3, 0)
     assert len(errors) >= 8

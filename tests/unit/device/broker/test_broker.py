@@ -130,7 +130,7 @@ broker.close()
 
 
 def test_request_is_made_to_a_second_broker_and_to_no_third(tmp_path: Path) -> None:
-    """Kills brokers while they compile: `compile` blocks until two brokers are gone."""
+    """Kills brokers while they compile: `compile` blocks until two brokers have ended."""
     code = (
         REPLACED
         + f"""

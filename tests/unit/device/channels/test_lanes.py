@@ -271,7 +271,7 @@ def test_unread_batches_count_against_the_window(rig: Laned) -> None:
     assert rig.end_lane() == 8
     assert rig.sum() == summed(*range(1, 9))
     repeated = [frame for frame in rig.copies() if frame.kind == Kind.ACK and not frame.id]
-    assert len(repeated) == 5  # those that came over the link
+    assert len(repeated) == 5  # the batches that arrived over the link
 
 
 def test_responses_after_the_end_of_a_lane_are_not_flagged(rig: Laned) -> None:

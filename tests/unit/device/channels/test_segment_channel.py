@@ -76,7 +76,7 @@ class PageLocking(CpuServer):
 
     def unregister_host(self, address: int, size: int) -> None:
         if self.running:
-            self.violations.append("unlocked beside a kernel")
+            self.violations.append("unlocked during a kernel")
         if self.locked.pop(address, 0) != size:
             self.violations.append("unlocked something else than was locked")
         self.lockable += size
@@ -152,7 +152,7 @@ class Segmented(Rig[PageLocking]):
         return client
 
     def settled(self) -> None:
-        """Returns when no memory is shared any more."""
+        """Returns when no memory is shared."""
         for _ in range(2000):
             if not self.gauges()["segments"]:
                 break
@@ -262,7 +262,7 @@ def test_the_end_of_a_large_copy_is_foreseen(monkeypatch: pytest.MonkeyPatch) ->
         first, second = rig.start(**write(1, 1, size)), rig.start(**write(1, 1, size))
         small = rig.start(**write(1, 1, 4096))
         ok(rig.call(memory_usage=c.MemoryUsage()))  # all of them have been submitted to the device
-        assert len(forecast.under_way) == 1, "the start of the work before the second is not known"
+        assert len(forecast.under_way) == 1, "the start of the earlier work is not known"
         assert forecast.under_way[0].window_start < math.inf
         gates[0].set()
         for number in (first, second, small):
@@ -449,7 +449,7 @@ def test_copy_refused_by_the_driver_after_some_parts(start: Start, command: Call
     client.release(1)
     while from_status(rig.call(**command(1, 1, 1)).error).reason != Reason.INVALID_HANDLE:
         pass
-    assert rig.gauges()["segments"] == 1, "the first copy is still under way"
+    assert rig.gauges()["segments"] == 1, "the first copy is still in progress"
     gate.set()
     ok(rig.call(sync=c.Sync()))
     client.end.close()

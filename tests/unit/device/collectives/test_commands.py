@@ -134,7 +134,7 @@ def test_empty_operations_are_matched(rig: PeerRig) -> None:
         done = rig.hear("progress")["done"]
 
 
-def test_work_queued_behind_a_barrier_waits(rig: PeerRig) -> None:
+def test_work_queued_after_a_barrier_waits(rig: PeerRig) -> None:
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     assert rig.reason(rig.read(2, stream=5)) == ""  # from now on ordered after the work that made the buffer
@@ -149,7 +149,7 @@ def test_work_queued_behind_a_barrier_waits(rig: PeerRig) -> None:
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["without", "with"])
-def test_all_work_behind_a_synchronous_collective_waits(rig: PeerRig, follows: bool) -> None:
+def test_all_work_after_a_synchronous_collective_waits(rig: PeerRig, follows: bool) -> None:
     """Checks that the command orders a read after the operation, which does not use buffer 2."""
     peer = rig.join()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
@@ -177,7 +177,7 @@ def test_consecutive_operations_are_presented_together_and_blocked_ones_are_not(
     peer.release(3)
     rig.batch(c.Command(create_stream=c.CreateStream(stream=5)))
     assert rig.reason(rig.sync(5)) == ""
-    assert rig.heard("present") == []  # its turn has not come
+    assert rig.heard("present") == []  # it is not its turn
     rig.upload(9, b"\5" * 64, 64)
     third = rig.hear("present")
     rig.go(third, 3)
@@ -332,7 +332,7 @@ def test_no_more_is_presented_than_the_driver_takes(rig: PeerRig) -> None:
     sync = rig.sync()
     assert rig.heard("present") == []
     rig.go(first, 1)
-    second = rig.hear("present")  # its turn has come: because other ranks wait for it, this must not depend on room
+    second = rig.hear("present")  # it is its turn, independent of room, because other ranks wait for it
     assert second["sequence"] == 2
     rig.go(second, 2)
     assert rig.heard("present") == [] and len(peer.given) == 1  # the operation is not launched before there is room
@@ -356,7 +356,9 @@ def test_equal_consecutive_operations_share_one_message(rig: PeerRig) -> None:
         (5, 1),
         (6, 1),
     ]
-    assert messages[1]["behind"] == [[[0, 1], 1]], "the first goes at once, the others when the turn is over"
+    assert messages[1]["behind"] == [[[0, 1], 1]], (
+        "the first is sent immediately, the others at the end of the loop iteration"
+    )
     rig.go({**messages[0], "count": 3}, 1)
     rig.go({**messages[2], "count": 3}, 4)
     peer.release(6)
@@ -387,7 +389,7 @@ def test_presented_operations_of_many_streams_are_bounded(rig: PeerRig) -> None:
     rig.batch(*(c.Command(create_stream=c.CreateStream(stream=stream)) for stream in streams))
     rig.batch(*(collective(number, *sends, stream=stream) for number, stream in enumerate(streams, 1)))
     presented = [rig.hear("present") for _ in range(4)]
-    assert rig.heard("present") == [], "4096, those of batches counted one by one"
+    assert rig.heard("present") == [], "4096, with each operation of a batch counted"
     peer = rig.join()
     rig.go(presented[0], 1)
     peer.release()
@@ -416,7 +418,7 @@ def test_groups_of_the_device_are_launched_in_the_order_of_the_messages(rig: Pee
     presented = {
         (tuple(message["devices"]), message["sequence"]): message for message in (rig.hear("present") for _ in range(3))
     }
-    rig.go(presented[(0, 1), 2], 1)  # queued behind operations that have not been released
+    rig.go(presented[(0, 1), 2], 1)  # queued after operations that have not been released
     rig.go(presented[(1, 0), 1], 1, "a-2")
     rig.gauges()
     assert aborted_peer.given == released_peer.given == []
@@ -425,7 +427,7 @@ def test_groups_of_the_device_are_launched_in_the_order_of_the_messages(rig: Pee
     assert rig.reason(rig.sync(5)) == "" and len(released_peer.given) == 1
 
 
-def test_operations_behind_a_group_over_daemons_are_not_presented(rig: PeerRig) -> None:
+def test_operations_after_a_group_over_daemons_are_not_presented(rig: PeerRig) -> None:
     rig.tell("group", channel=1, group=GROUP.hex(), rank=0, ranks=2)
     group_peer = rig.join("b-1", group=GROUP.hex())
     rig.batch(collective(1, group=GROUP), collective(2, group=GROUP), collective(1), collective(3, group=GROUP))
@@ -468,6 +470,6 @@ def test_a_join_delays_no_command(rig: PeerRig) -> None:
     assert rig.bytes_of(1) == b"\7" * 4
     while not rig.server.peers.joined:
         rig.call(flush=c.Flush())
-    assert rig.server.peers.joined[0].aborting.wait(10)  # it came too late to be used
+    assert rig.server.peers.joined[0].aborting.wait(10)  # it arrived too late to be used
     assert rig.heard("joined") == []
     assert rig.process.device.telemetry.joins_abandoned == 1

@@ -160,7 +160,7 @@ def test_failure_before_the_start_is_reported_after_running_operations(rig: Peer
     rig.abort(LOST)
     result = rig.answer(sync)
     assert "1 more" in result.error.message
-    assert rig.reason(rig.sync()) == "", "nothing is left to be told"
+    assert rig.reason(rig.sync()) == "", "no failure remains to be reported"
 
 
 def test_waits_are_answered_in_order(rig: PeerRig) -> None:

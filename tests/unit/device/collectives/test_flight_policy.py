@@ -59,7 +59,7 @@ def test_flights_against_a_list(steps: list[tuple[str, float]]) -> None:
             reported, reported_at = done, now
 
 
-def test_progress_is_known_at_once() -> None:
+def test_progress_is_known_immediately() -> None:
     flights: InFlightQueue[str] = InFlightQueue()
     for name in "ab":
         flights.launch(name, math.inf)

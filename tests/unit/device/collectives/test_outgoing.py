@@ -53,7 +53,7 @@ def started(messages: int = UNANSWERED) -> Desk:
     return desk
 
 
-def test_single_operation_is_sent_at_once() -> None:
+def test_single_operation_is_sent_immediately() -> None:
     desk = started(1)
     desk.answered = 1
     desk.add()
@@ -71,7 +71,7 @@ def test_operations_gathered_during_two_unanswered_messages_are_sent_as_one() ->
     assert desk.settle() == [10]
     assert desk.sent[-1]["sequence"] == 3 and desk.sent[-1]["behind"] == [[(0, 1), 2]]
     desk.add(3)
-    assert desk.settle() == [], "the second and the third message have no answer now"
+    assert desk.settle() == [], "the second and the third message have no answer yet"
     desk.answered = 2
     assert desk.settle() == [3]
 
@@ -98,7 +98,7 @@ def test_number_of_kept_messages_is_bounded() -> None:
     assert desk.settle() == [MAX_HELD]
 
 
-def test_independent_operation_is_sent_at_once() -> None:
+def test_independent_operation_is_sent_immediately() -> None:
     """Checks that an operation that does not wait for unanswered ones is sent: holding it could make ranks wait for
     each other in a cycle."""
     desk = started()
@@ -110,7 +110,7 @@ def test_independent_operation_is_sent_at_once() -> None:
     assert desk.settle() != []
 
 
-def test_operations_of_other_devices_or_sessions_are_sent_at_once() -> None:
+def test_operations_of_other_devices_or_sessions_are_sent_immediately() -> None:
     for key_fields in ({"devices": (0, 2)}, {"channel": 2}):
         desk = started()
         desk.add(**key_fields)  # waits for an operation of the other series

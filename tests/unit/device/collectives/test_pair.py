@@ -88,7 +88,7 @@ def test_ranks_exchange(ranks: list[Rank]) -> None:
 
 
 def test_peer_that_never_takes_part(ranks: list[Rank]) -> None:
-    """Checks a peer that, as far as this rank knows, was released; its process runs and does not take part."""
+    """Checks a peer that this rank considers released; its process runs and does not take part."""
     join(ranks, "a-2")
     first, second = ranks
     before = first.floats(2, 128)

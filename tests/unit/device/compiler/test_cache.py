@@ -313,7 +313,7 @@ def test_compile_that_waits_for_another_process_is_cancelled(tmp_path: Path) -> 
         (lock,) = tmp_path.glob("??/*.lock")
         service.submit(Source("same"), called.append)
         service.submit(Source("other"), called.append, "other")
-        assert runner.begun.acquire(timeout=10), "the other session's compile runs beside the one that waits"
+        assert runner.begun.acquire(timeout=10), "the other session's compile runs while the first one waits"
         service.abandon(Source("same"), called.append)
         post.run(1)
         assert not called, "the cancelled compile ends first"
@@ -346,7 +346,7 @@ def test_flood_of_one_owner_does_not_delay_another(tmp_path: Path) -> None:
         assert runner.begun.acquire(timeout=10)
     service.submit(Source("mine"), outcomes.append, "other")
     assert runner.begun.acquire(timeout=10)
-    assert runner.compiles == 3, "two of the flood, and the other's"
+    assert runner.compiles == 3, "two compiles of the flood, and that of the other owner"
     runner.go.set()
     post.run(7)
     assert {outcome.image.code for outcome in outcomes if outcome.image} == {

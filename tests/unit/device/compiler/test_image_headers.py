@@ -65,7 +65,7 @@ def test_both_places_of_the_architecture() -> None:
     assert image_headers.read_cubin(elf(0x06005A04, abi=65)).architecture == 90
     assert image_headers.read_cubin(elf(0x00500550, abi=51)).architecture == 80
     assert image_headers.read_cubin(elf(0x1234, abi=0)).architecture is None
-    assert image_headers.check(elf(0x1234, abi=0), HOPPER) is False, "of an unknown kind, it is the driver's to judge"
+    assert image_headers.check(elf(0x1234, abi=0), HOPPER) is False, "an image of an unknown kind is left to the driver"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_both_places_of_the_architecture() -> None:
         (75, (7, 5), True),
     ],
 )
-def test_which_device_runs_what(architecture: int, capability: tuple[int, int], runs: bool) -> None:
+def test_which_device_runs_which_architecture(architecture: int, capability: tuple[int, int], runs: bool) -> None:
     code = elf(architecture << 8)
     if runs:
         assert image_headers.check(code, capability) is False
@@ -93,7 +93,7 @@ def test_which_device_runs_what(architecture: int, capability: tuple[int, int], 
         assert f"sm_{architecture}" in error.message and f"compute capability {major}.{minor}" in error.message
 
 
-def test_other_elf_files_are_refused_by_what_they_are() -> None:
+def test_other_elf_files_are_refused_by_kind() -> None:
     assert "machine 62" in refused(elf(machine=62)).message
     assert "relocatable" in refused(elf(kind=1)).message
     assert "64 bits" in refused(b"\x7fELF\x01" + CUBIN[5:]).message
@@ -131,7 +131,7 @@ def test_a_real_fatbin() -> None:
     assert image_headers.read_fatbin(FATBIN) == Fatbin((80, 90), (90,), True)
     assert image_headers.check(FATBIN, (9, 0)) is False, "it has code for this device"
     assert image_headers.check(FATBIN, (8, 6)) is False
-    assert image_headers.check(FATBIN, (10, 0)) is True, "only its PTX will do"
+    assert image_headers.check(FATBIN, (10, 0)) is True, "only its PTX can run"
     assert "sm_80, sm_90, PTX for compute_90" in refused(FATBIN, (7, 5)).message
 
 

@@ -25,7 +25,7 @@ def test_bytes_count_as_well_as_entries() -> None:
         store.put(Source(str(number)), Image(bytes(300)))
     assert len(store) == 3 and store.size <= 1000
     store.put(Source("x" * 900), Image(bytes(50)))
-    assert len(store) == 1, "what it was made from is kept, too, and counts"
+    assert len(store) == 1, "the inputs of the image are kept, too, and count"
     store.put(Source("large"), Image(bytes(2000)))
     assert store.get(Source("large")) is None and store.get(Source("x" * 900)) is not None
     store.put(Source("h", headers=(("n", "t" * 980),)), Image(b""))

@@ -170,6 +170,6 @@ def test_time_is_linear(unit: str) -> None:
     st.sampled_from(["#", "%:"]),
 )
 @example("// ", " ", "#")
-def test_directive_on_a_separate_line_is_found_behind_any_text(before: str, blank: str, sign: str) -> None:
+def test_directive_on_a_separate_line_is_found_after_any_text(before: str, blank: str, sign: str) -> None:
     """Checks that the directive is refused, for any reason, even if the text before it turns it into a comment."""
     refusal(f'{before}\n{sign}{blank}include{blank}"{SECRET}"\n')

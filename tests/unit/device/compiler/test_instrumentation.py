@@ -63,7 +63,7 @@ def test_other_lines_are_left_alone(line: str) -> None:
     assert checks(line) == []
 
 
-def test_the_check_comes_before_the_module() -> None:
+def test_the_check_function_precedes_the_kernels() -> None:
     text = instrument(f"{HEAD}.visible .entry f() {{ ret; }}\n")
     assert text.startswith(HEAD.rstrip("\n")) and text.index("__hearth_access_table[") < text.index(".visible .entry f")
     with pytest.raises(ValueError, match="address_size"):

@@ -232,7 +232,7 @@ def test_ptx_becomes_cubin(pool: CompileWorkers, assembler: bytes) -> None:
         assert image_headers.read_cubin(image.code).architecture == 90 and b".text.f" in image.code
 
 
-def test_ptx_of_a_version_to_come(pool: CompileWorkers, assembler: bytes) -> None:
+def test_ptx_of_a_future_version(pool: CompileWorkers, assembler: bytes) -> None:
     error = refusal(pool, Assembly(PTX.replace(b".version 8.0", b".version 99.0")))
     assert error.reason is Reason.MODULE_INVALID
     assert error.details["requested"] == "99.0" and error.details["allowed"] in error.message

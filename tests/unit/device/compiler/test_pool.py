@@ -115,7 +115,7 @@ class Running:
 
 def compiler_of(group: int) -> int:
     """Returns the process ID of the compiler proper in the worker's group; 0 if there is none. Ignores the compiler
-    that only expands macros, because it may end by itself before a signal arrives."""
+    that only expands macros, because it may end before a signal arrives."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
@@ -444,7 +444,7 @@ def test_a_killed_process_leaves_no_files_for_long(tmp_path: Path, monkeypatch: 
     for pool in pools:
         pool.warm()
     assert not stale.exists()
-    assert len(list(tmp_path.iterdir())) == 2, "what is in use stays"
+    assert len(list(tmp_path.iterdir())) == 2, "files in use are kept"
     for pool in pools:
         pool.close()
     assert list(tmp_path.iterdir()) == []

@@ -32,10 +32,10 @@ def test_tenant_without_a_running_compile_goes_first() -> None:
     assert drain(queue) == ["flood0", "flood1"]
     queue.put("b", "b1")
     queue.put("b", "b2")
-    assert drain(queue) == ["b1"], "one beyond the slots, and no second"
+    assert drain(queue) == ["b1"], "one more than the slots, and no second one"
     queue.put("c", "c1")
     queue.put("d", "d1")
-    assert drain(queue) == ["c1"], "twice the slots is the most"
+    assert drain(queue) == ["c1"], "at most twice the number of slots"
     for owner in ("flood", "b", "c"):
         queue.done(owner)
     assert drain(queue) == ["flood2", "b2", "d1"]

@@ -1,4 +1,4 @@
-"""Compile service: its threads, and compiles that no request waits for any more."""
+"""Compile service: its threads, and compiles for which no request waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Images:
 
 @pytest.fixture
 def no_switch() -> Iterator[None]:
-    """Lets a thread run until it blocks, so that others are slow to wake, as on a busy machine."""
+    """Keeps each thread running until it blocks, so that others wake slowly, as on a busy machine."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(20)
     yield

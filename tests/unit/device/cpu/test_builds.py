@@ -1,4 +1,4 @@
-"""Artifacts of the CPU backend: built once for a machine, by one process, which leaves nothing behind if it is
+"""Artifacts of the CPU backend: built once for a machine, by one process, which leaves no files if it is
 killed."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], 20)[0], "it says nothing"
+    assert select.select([process.stdout], [], [], 20)[0], "the process printed nothing"
     return process.stdout.readline().strip()
 
 
@@ -56,7 +56,7 @@ def test_compiler_and_its_children_end_with_a_killed_process(tmp_path: Path) -> 
         assert select.select([fifo], [], [], 20)[0], "the compiler did not start"
         child = os.pidfd_open(int(fifo.read(64)))
         process.kill()
-        assert select.select([child], [], [], 20)[0], "the compiler's child runs on"
+        assert select.select([child], [], [], 20)[0], "the compiler's child still runs"
         os.close(child)
 
 

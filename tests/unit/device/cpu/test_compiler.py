@@ -227,7 +227,7 @@ def test_no_compiler_is_refused_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.reason is Reason.NO_COMPILER and "ziglang" in caught.value.fix
 
 
-def test_identity_is_stable_and_knows_the_compiler() -> None:
+def test_identity_is_stable_and_includes_the_compiler() -> None:
     toolchain = find_toolchain()
     assert toolchain.identity() == find_toolchain().identity() and len(toolchain.identity()) == 32
     other = toolchain_module.Toolchain(toolchain.command, "other 1.0", toolchain.is_clang, toolchain.cache_dir)

@@ -52,7 +52,7 @@ extern "C" __global__ void shared_is_private(int* out) {
     int other = blockDim.x - 1 - threadIdx.x;
     out[blockIdx.x * blockDim.x + threadIdx.x] = mine[other] + 2 * dynamic[other];
 }
-// A barrier that the program makes itself: the blocks have to be there at once for it.
+// A barrier that the program implements itself: it requires that all blocks are resident.
 extern "C" __global__ void own_barrier(unsigned* count, int* out) {
     if (threadIdx.x == 0) {
         atomicAdd(count, 1u);

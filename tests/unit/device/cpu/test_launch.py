@@ -210,7 +210,7 @@ def test_builtins_in_local_classes_and_lambdas(kernels: Kernels) -> None:
     np.testing.assert_array_equal(out, [0, 1, 1, 2, 3, 5, 8, 13])
 
 
-def test_many_threads_launch_at_once(kernels: Kernels) -> None:
+def test_many_threads_launch_concurrently(kernels: Kernels) -> None:
     function = kernels.module.function("saxpy")
     failures: list[int] = []
 

@@ -102,7 +102,7 @@ def test_arithmetic_that_cannot_be_compiled(communicators: CpuCommunicators, hel
 
 
 def test_a_library_that_is_broken(communicators: CpuCommunicators, held: HeldCompiler, toolchain: Toolchain) -> None:
-    """A broken library fails the operation, and the error names what has to be removed."""
+    """A broken library fails the operation, and the error names the file to be removed."""
     held.go_on(1)
     ranks = pair_of(communicators)
     broken = toolchain.cache_dir / f"reduce-int8-{toolchain.identity().hex()[:24]}"

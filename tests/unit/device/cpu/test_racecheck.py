@@ -199,7 +199,7 @@ def random_program(rng: random.Random) -> list[list[Op]]:
         if what < 0.2:
             for t in alive:
                 phase[t] = (BARRIER, 0, 0, 0)
-        elif what < 0.6:  # groups of lanes meet, the other lanes of the block continue
+        elif what < 0.6:  # groups of lanes synchronize, the other lanes of the block continue
             for warp in range(0, THREADS, 32):
                 lanes = [t for t in alive if warp <= t < warp + 32]
                 rng.shuffle(lanes)

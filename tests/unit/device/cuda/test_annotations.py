@@ -57,7 +57,7 @@ def test_failing_annotations_are_disabled_with_one_log_entry() -> None:
     assert not ranges.active and len(log.lines) == 1 and "no tool" in log.lines[0]
 
 
-def test_the_nvtx_package_comes_first() -> None:
+def test_the_nvtx_package_is_preferred() -> None:
     calls: list[Any] = []
 
     def pop_range(domain: str) -> None:
@@ -73,7 +73,7 @@ def test_the_nvtx_package_comes_first() -> None:
     assert calls == [("launch f", "hearth", 7), "hearth"]
 
 
-def test_cupys_binding_is_the_next_best() -> None:
+def test_cupys_binding_is_the_fallback() -> None:
     calls: list[Any] = []
     cupy = SimpleNamespace(available=True, RangePush=calls.append, RangePop=lambda: calls.append("pop"))
 

@@ -49,7 +49,7 @@ def test_the_first_launch_follows_the_upload_on_another_stream(graphs: Any, call
 
 
 def test_a_graph_returns_the_event_of_its_upload(graphs: Any, calls: list[tuple[Any, ...]]) -> None:
-    """Whether it is launched or not."""
+    """The event is returned whether the graph is launched or not."""
     for launched in (True, False, False):
         graph = graphs.create([])
         if launched:

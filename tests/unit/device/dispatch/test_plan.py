@@ -1,4 +1,4 @@
-"""Bindings of a dispatch: valid bindings are read as intended, and all faults are reported at once."""
+"""Bindings of a dispatch: valid bindings are read as intended, and all errors are reported together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ANY = st.builds(
 
 @given(st.lists(ANY, max_size=6), st.none() | st.integers(0, 3))
 def test_plan_is_valid_or_names_every_wrong_binding(bindings: list[c.Binding], iterations: int | None) -> None:
-    """Any input gives either a consistent plan or failures that name every faulty binding."""
+    """Any input gives either a consistent plan or failures that name every wrong binding."""
     command = c.Dispatch(bindings=bindings, iterations=iterations)
     plan, failures = planned(command)
     if failures:

@@ -1,4 +1,4 @@
-"""Two areas for the copies of a buffer, and the host memory that copies under way may hold."""
+"""Two areas for the copies of a buffer, and the host memory that copies in progress may hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hearthd.device.durable.snapshot_policy import CHUNK, SnapshotAreas, StagingAllowance
 
 
-def test_the_areas_take_turns_and_the_last_complete_copy_is_left_alone() -> None:
+def test_areas_alternate_and_the_last_complete_copy_is_not_overwritten() -> None:
     areas = SnapshotAreas(8192, 4096)
     assert areas.committed is None and areas.idle
     offsets = []
@@ -32,7 +32,7 @@ def test_a_copy_that_fails_leaves_the_one_before() -> None:
     assert areas.begin() == 0
 
 
-def test_a_second_copy_cannot_begin_beside_the_first() -> None:
+def test_a_second_copy_cannot_begin_during_the_first() -> None:
     areas = SnapshotAreas(0, 4096)
     areas.begin()
     with pytest.raises(AssertionError):

@@ -188,7 +188,7 @@ def test_checkpoint_runs_after_earlier_waiting_work_of_its_stream(make: Make) ->
 
 
 def test_waiting_copy_blocks_no_stream_and_uses_no_track(make: Make) -> None:
-    """Snapshots wait behind a write that has not arrived, in any number, while other commands of the session
+    """Any number of snapshots wait for a write that has not arrived, while other commands of the session
     continue."""
     rig = make()
     rig.batch(c.Command(create_stream=c.CreateStream(stream=1)))

@@ -66,7 +66,7 @@ def test_an_upload(size: int, steps: list[tuple[str, int]]) -> None:
     def pump() -> None:
         while upload.arrived_chunks:
             offset, host, _ = upload.arrived_chunks.popleft()
-            assert offset not in arrived_chunks, "given to the device twice"
+            assert offset not in arrived_chunks, "passed to the device twice"
             arrived_chunks.add(offset)
             lender.out.discard(host)
         while upload.missing_credits > 0 and (stripe := upload.next_stripe()) is not None and upload.room:

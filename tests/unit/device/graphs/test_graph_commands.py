@@ -1,4 +1,4 @@
-"""Graph commands where the backend lacks conditional nodes of several bodies, or has to load code for them."""
+"""Graph commands where the backend lacks conditional nodes of several bodies, or must load code for them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_device_without_branches_refuses_them_by_name(link: DeviceLink) -> Non
     assert "has no switch in graphs" in not_made.message and BRANCHES in not_made.fix
 
 
-# ---- the load of what conditional nodes need ----
+# ---- the load of code for conditional nodes ----
 
 
 class Loading(Strict):

@@ -15,7 +15,7 @@ steps = st.lists(
 
 
 def diamond() -> NodeOrders:
-    """Returns a node, two that follow it on two streams, and a node behind both."""
+    """Returns a node, two that follow it on two streams, and a node after both."""
     orders = NodeOrders(5)
     orders.add(0)
     side = orders.fork(6)

@@ -1,4 +1,4 @@
-"""Many launches with one command: in order, as often as requested, and never more at once than a track has room for."""
+"""Many launches with one command: in order, as often as requested, and never more in flight than a track accepts."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ class Bench:
         while not rounds.run():
             self.server.run(pace)
             self.tracks.poll()
-            assert not (self.tracks.done(self.track) and self.server.busy), "done before all that it was given is"
+            assert not (self.tracks.done(self.track) and self.server.busy), "done before all submitted launches are"
             turns += 1
             assert turns < 100_000, "stuck"
         return turns
 
 
 @given(st.integers(1, 3 * WINDOW), st.integers(1, 5000), st.integers(1, 2000), st.integers(0, 2 * WINDOW))
-def test_all_rounds_run_and_the_track_gets_its_room_back(price: int, count: int, pace: int, before: int) -> None:
+def test_all_rounds_run_and_the_track_regains_its_capacity(price: int, count: int, pace: int, before: int) -> None:
     bench = Bench(min(price, WINDOW))
     for _ in range(before):  # other commands on the track
         bench.tracks.claim_position(bench.track, ())
@@ -158,7 +158,7 @@ def test_launches_are_submitted_before_the_device_is_idle(price: int) -> None:
         if bench.track.closed:
             break
         assert bench.again == turns
-    assert turns > 1 and bench.again == turns - 1, "then it waits for room, which the device makes"
+    assert turns > 1 and bench.again == turns - 1, "then it waits until the device has completed launches"
     assert bench.server.busy
 
 

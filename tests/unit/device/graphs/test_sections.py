@@ -40,7 +40,7 @@ def test_bodies_end_in_reverse_order() -> None:
     sections.check_node(3, "a copy")
 
 
-def test_what_a_body_excludes_is_refused() -> None:
+def test_commands_that_a_body_excludes_are_refused() -> None:
     sections = Sections(1)
     with pytest.raises(Refusal, match="no body of a conditional node has begun"):
         sections.end(0, 0)

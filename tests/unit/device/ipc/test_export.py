@@ -1,4 +1,4 @@
-"""Exports of published buffers that wait for device memory, and what may happen to the publication meanwhile."""
+"""Exports of published buffers that wait for device memory while the publication changes."""
 
 from __future__ import annotations
 

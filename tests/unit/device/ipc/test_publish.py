@@ -23,7 +23,7 @@ def ask(rig: Rig[Any], kind: Kind, answer: Kind, channel: int, **body: Any) -> d
     return answered
 
 
-def test_question_whether_a_buffer_is_attached_attaches_nothing() -> None:
+def test_query_whether_a_buffer_is_attached_attaches_nothing() -> None:
     rig = Rig(DeviceSpec(0, "cpu", 0, memory_limit=1 << 20), CpuServer)
     try:
         rig.open(2)

@@ -92,7 +92,7 @@ def test_an_event_of_an_idle_stream_is_done_before_the_driver_has_completed_the_
 
 
 def test_an_event_of_a_stream_that_waits_for_another_is_not_done(rig: Passing) -> None:
-    """A stream without work under way waits for its collectives, which run on another stream of the device."""
+    """A stream without work in progress waits for its collectives, which run on another stream of the device."""
     executor, gate = rig.process.executor, threading.Event()
     session, tracks = executor.session(1), rig.process.device.tracks
     assert session is not None

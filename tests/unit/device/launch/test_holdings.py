@@ -25,7 +25,7 @@ class Keeper:
 
     def unhold(self, *session_and_thing: Any) -> None:
         thing = session_and_thing[-1]
-        assert self.held[thing], "let go of what is not held"
+        assert self.held[thing], "released although it is not held"
         self.held[thing] -= 1
 
 
@@ -75,7 +75,7 @@ def test_held_objects_are_the_used_ones(first: list[Uses], changes: list[tuple[i
 
 
 @given(st.lists(uses(), max_size=6))
-def test_the_uses_together_are_those_of_one_command(program: list[Uses]) -> None:
+def test_combined_uses_equal_those_of_one_command(program: list[Uses]) -> None:
     summary = Summary(program)
     written = {buffer for each in program for buffer in each.written}
     read = {buffer for each in program for buffer in each.read}

@@ -1,6 +1,6 @@
 """Validated launches of instrumented modules: the access table is sent, fetched and reported.
 
-The CPU backend stands for a GPU here: its kernel checks its accesses as instrumented PTX does.
+The CPU backend simulates a GPU here: its kernel checks its accesses as instrumented PTX does.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def move(to: int, source: int, to_at: int, from_at: int, mode: Any = c.LAUNCH_MO
 @pytest.mark.parametrize(
     ("from_at", "first_byte", "words"), [(16, 64, "0 bytes after"), (-2, -8, "8 bytes before"), (20, 80, "16 bytes")]
 )
-def test_read_beside_an_array_is_reported(rig: Rig[Instrumenting], from_at: int, first_byte: int, words: str) -> None:
+def test_read_outside_an_array_is_reported(rig: Rig[Instrumenting], from_at: int, first_byte: int, words: str) -> None:
     result = rig.call(launch=move(1, 2, 3, from_at))
     refusal = from_status(result.error)
     assert refusal.reason is Reason.OUT_OF_BOUNDS_READ

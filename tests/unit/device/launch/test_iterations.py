@@ -46,7 +46,7 @@ def rig() -> Iterator[Rig[Gated]]:
         *(c.Command(fill=c.Fill(buffer=buffer, size=4, pattern=b"\0")) for buffer in (1, 2)),
     )
     assert not rig.call(sync=c.Sync()).HasField("error")
-    assert value(rig, 2, stream=5) == 0, "from here on it is ordered behind the stream that made it"
+    assert value(rig, 2, stream=5) == 0, "from now on it is ordered after the stream that wrote it"
     assert not rig.call(describe_module=c.DescribeModule(module=1)).HasField("error")
     yield rig
     rig.server.gate.set()

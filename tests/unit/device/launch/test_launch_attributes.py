@@ -1,4 +1,4 @@
-"""Attributes of launches on their way from every command to the backend."""
+"""Attributes of launches, from every command to the backend."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_commands_of_a_refused_module_fail_with_the_refusal(start: Start) -> Non
     for each in asked:
         assert "load of module 2" in refused(rig.answer(each)).message
     assert rig.gauges()["loads_waiting"] == 0 and counter(rig, "loads_refused") == 1
-    rig.batch(launch(1, 2, stream=5))  # loaded code still runs beside the endless kernel
+    rig.batch(launch(1, 2, stream=5))  # loaded code still runs during the endless kernel
     while rig.server.running < 2:
         rig.gauges()
     rig.server.gate.set()
@@ -163,7 +163,7 @@ def test_global_of_a_refused_module_is_available_later(start: Start) -> None:
     while (result := rig.call(get_global=c.GetGlobal(module=2, buffer=buffer, name="number"))).HasField("error"):
         refused(result)
         buffer += 1
-    assert rig.call(read=c.Read(buffer=8, size=4)).read.data == (7).to_bytes(4, "little"), "by the first number as well"
+    assert rig.call(read=c.Read(buffer=8, size=4)).read.data == (7).to_bytes(4, "little"), "also by the first handle"
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -206,11 +206,11 @@ def test_waiting_load_is_listed_and_a_dropped_one_is_not(start: Start) -> None:
         seq=3,
     )
     rig.until(Kind.RESPONSE)
-    assert rig.server.loaded == [*loaded, "unload", "load"], "of the two that waited, none came"
+    assert rig.server.loaded == [*loaded, "unload", "load"], "neither of the two waiting loads was executed"
     rig.send(Kind.OPEN, b"{}", channel=1)
 
 
-def test_a_shorter_limit_counts_for_those_that_wait(start: Start) -> None:
+def test_a_shorter_limit_applies_to_waiting_loads(start: Start) -> None:
     rig = start(0.0)
     endless(rig)
     load(rig, 2, b"another")
@@ -222,7 +222,7 @@ def test_a_shorter_limit_counts_for_those_that_wait(start: Start) -> None:
     refused(rig.answer(answer))
 
 
-def test_a_first_launch_that_has_to_wait_is_refused_and_may_be_tried_again(start: Start) -> None:
+def test_a_first_launch_that_must_wait_is_refused_and_may_be_retried(start: Start) -> None:
     rig = start(LIMIT)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]
@@ -346,7 +346,7 @@ def test_validated_first_launch_runs_on_the_idle_device(start: Start, kind: str)
     assert not rig.answer(answer).HasField("error")
 
 
-def test_launches_behind_the_same_first_launch_continue_with_it(start: Start) -> None:
+def test_launches_queued_after_the_same_first_launch_continue_with_it(start: Start) -> None:
     rig = start(LONG)
     value = endless(rig)
     rig.server.choosy = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Stream and event commands: what a destroyed stream still holds, and whose track it was on."""
+"""Stream and event commands: resources of a destroyed stream, and reuse of its track."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_session_that_ends_keeps_no_track_or_event_of_its_waiting_commands(rig: 
     ids=["destroy_stream", "free"],
 )
 def test_call_that_destroys_a_handle_is_not_cancelled(rig: Sessions, kind: dict[str, Any]) -> None:
-    """The handle is gone when the call arrives; earlier commands still use its stream and its memory."""
+    """The handle is invalid when the call arrives; earlier commands still use its stream and its memory."""
     rig.call(create_stream=c.CreateStream(stream=1))
     rig.wait_for_bytes(stream=1)
     call = rig.start(**kind)

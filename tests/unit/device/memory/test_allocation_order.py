@@ -15,7 +15,7 @@ def test_waiting_allocations_are_served_in_order() -> None:
     rig.batch(
         *(c.Command(allocate=c.Allocate(buffer=buffer, size=MIB)) for buffer in (1, 2, 3)),
         c.Command(create_stream=c.CreateStream(stream=5)),
-        # The free of buffer 1 waits behind a write whose bytes have not arrived.
+        # The free of buffer 1 waits for a write whose bytes have not arrived.
         c.Command(stream=5, write=c.Write(buffer=1, size=MIB, transfer=9)),
         c.Command(stream=5, free=c.Free(buffers=[1])),
     )

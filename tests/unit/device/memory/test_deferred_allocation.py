@@ -15,7 +15,7 @@ NEVER = Refusal(Reason.OUT_OF_MEMORY, "no room", details={"fits": "never"})
 
 
 class Memory:
-    """A unit of memory: in use, being freed behind a busy stream, or free."""
+    """A unit of memory: in use, being freed after work of a busy stream, or free."""
 
     def __init__(self) -> None:
         self.free = False
@@ -64,7 +64,7 @@ def test_allocation_that_can_never_fit_does_not_wait() -> None:
     assert may_wait(NOT_NOW) and not may_wait(NEVER)
 
 
-def test_allocation_without_pending_frees_fails_at_once() -> None:
+def test_allocation_without_pending_frees_fails_immediately() -> None:
     memory = Memory()
     with pytest.raises(Refusal, match="no room"):
         memory.deferred().run()
@@ -74,9 +74,9 @@ def test_allocation_waits_for_earlier_frees_and_for_the_device() -> None:
     memory = Memory()
     number = memory.submit_free()
     allocation = memory.deferred()
-    assert not allocation.run(), "its free queues behind launches"
+    assert not allocation.run(), "its free is queued after launches"
     memory.run_free(number)
-    assert not allocation.run(), "the memory is on its way through its stream"
+    assert not allocation.run(), "the free is pending on its stream"
     assert not allocation.run()
     memory.arrive()
     assert memory.kicked == 1

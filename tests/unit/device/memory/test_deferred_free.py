@@ -48,7 +48,7 @@ class Bench:
         return times
 
 
-def test_few_buffers_are_freed_at_once_and_many_in_ordered_pieces() -> None:
+def test_few_buffers_are_freed_immediately_and_many_in_ordered_pieces() -> None:
     bench = Bench()
     few = bench.begin("a", list(range(FEW)))
     assert few.over and bench.freed_items == list(range(FEW)) and not bench.deferred_free.more
@@ -70,7 +70,9 @@ def test_sessions_take_turns_and_each_is_notified_of_its_frees() -> None:
     assert bench.deferred_free.after_all(lambda: notified.append("all"))
     bench.deferred_free.pump()
     bench.deferred_free.pump()
-    assert {session for session, _ in bench.freed_items} == {"a", "b"}, "neither waits for the whole of the other"
+    assert {session for session, _ in bench.freed_items} == {"a", "b"}, (
+        "neither session waits for all frees of the other"
+    )
     bench.finish()
     for session in "ab":
         assert [number for owner, number in bench.freed_items if owner == session] == list(range(4 * FEW))
@@ -156,7 +158,7 @@ def test_end_of_a_session_is_reported_when_all_is_free(rig: Rig[CpuServer]) -> N
 
 
 def test_end_of_a_session_waits_for_its_frees(rig: Rig[CpuServer]) -> None:
-    """Some frees are under way, others wait behind a write whose bytes never arrive."""
+    """Some frees are in progress, others wait for a write whose bytes never arrive."""
     fill_up(rig)
     rig.batch(
         c.Command(create_stream=c.CreateStream(stream=5)),
@@ -197,7 +199,7 @@ def test_invalid_buffer_is_reported_when_the_rest_is_free(rig: Rig[CpuServer]) -
     assert not rig.call(allocate=c.Allocate(buffer=1, size=LIMIT)).HasField("error")
 
 
-def test_a_clean_up_gives_kept_memory_back_without_delaying_others(rig: Rig[CpuServer]) -> None:
+def test_a_cleanup_releases_kept_memory_without_delaying_others(rig: Rig[CpuServer]) -> None:
     rig.send(Kind.OPEN, b"{}", channel=2)
     rig.batch(c.Command(set_allocation_mode=c.SetAllocationMode(mode=c.ALLOCATION_MODE_PERSISTENT)))
     fill_up(rig)

@@ -1,5 +1,5 @@
-"""Reservations of memory: their holders, when they are freed, and what a free waits for before another session gets the
-memory."""
+"""Reservations of memory: their holders, their release, and the work that a free waits for before another session
+gets the memory."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_held_memory_outlives_its_handle(rig: Rig[Watched]) -> None:
     buffer = inside(rig, lambda memory, session: session.buffers.find(1))
     inside(rig, lambda memory, session: (memory.hold(buffer), memory.hold(buffer)))
     rig.call(free=c.Free(buffers=[1]))
-    assert rig.call(read=c.Read(buffer=1, size=1)).HasField("error"), "the handle is gone"
+    assert rig.call(read=c.Read(buffer=1, size=1)).HasField("error"), "the handle is invalid"
     assert (usage(rig).allocations, usage(rig).bytes_in_use) == (1, 1000)
     inside(rig, lambda memory, session: memory.unhold(session, buffer))
     assert usage(rig).allocations == 1 and rig.server.freed == []
@@ -124,7 +124,7 @@ def test_a_session_that_ends_while_something_is_held(rig: Rig[Watched]) -> None:
 
 
 def test_frees_that_wait_when_a_session_ends_are_not_forgotten(rig: Rig[Watched]) -> None:
-    """The free waits behind a write whose bytes never arrive."""
+    """The free waits for a write whose bytes never arrive."""
     rig.batch(
         Command(allocate=c.Allocate(buffer=1, size=1000)),
         Command(write=c.Write(buffer=1, size=1000, transfer=9)),
@@ -137,8 +137,8 @@ def test_frees_that_wait_when_a_session_ends_are_not_forgotten(rig: Rig[Watched]
     assert rig.gauges()["memory_reserved_bytes"] == 0
 
 
-def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
-    """Stream 0 gets the memory that it has just freed, and may still be using it; stream 1 has to wait for that use."""
+def test_other_streams_are_ordered_after_an_allocation(rig: Rig[Watched]) -> None:
+    """Stream 0 gets the memory that it has freed, and may still be using it; stream 1 must wait for that use."""
     rig.call(create_stream=c.CreateStream(stream=1))
     with busy(rig, 0):
         rig.call(allocate=c.Allocate(buffer=1, size=1000))
@@ -152,8 +152,8 @@ def test_others_are_ordered_behind_an_allocation(rig: Rig[Watched]) -> None:
         assert len(rig.server.waits) == before + 1, "once"
 
 
-def test_next_owner_is_ordered_behind_the_last_use_of_freed_memory(rig: Rig[Watched]) -> None:
-    """Buffer 1 belongs to stream 0 and was last used by stream 1. Stream 2, which is already ordered behind stream 0,
+def test_next_owner_is_ordered_after_the_last_use_of_freed_memory(rig: Rig[Watched]) -> None:
+    """Buffer 1 belongs to stream 0 and was last used by stream 1. Stream 2, which is already ordered after stream 0,
     gets the buffer's memory from stream 0."""
     for number in (1, 2):
         rig.call(create_stream=c.CreateStream(stream=number))

@@ -73,7 +73,7 @@ def test_sockets_are_served_while_the_loop_polls(napping: Napping) -> None:
             before = napping.iterations
             test_end.send(b"x")
             assert heard.wait(10)
-            assert napping.iterations <= before + 3, "and nothing else was done meanwhile"
+            assert napping.iterations <= before + 3, "and no other work was done meanwhile"
 
 
 def test_awake_loop_does_not_sleep_and_serves_sockets(napping: Napping) -> None:
@@ -102,7 +102,7 @@ def test_short_sleep_has_the_requested_duration(napping: Napping) -> None:
             time.sleep(0.001)
         iterations = napping.iterations - before
         assert iterations < (time.perf_counter() - began) / 90e-6, "100 us each"
-    assert napping.naps <= napping.iterations, "asked once in each iteration"
+    assert napping.naps <= napping.iterations, "the hook is called once in each iteration"
 
 
 def test_lingering_loop_serves_events_without_sleep_and_finally_sleeps() -> None:

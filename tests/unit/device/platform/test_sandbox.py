@@ -67,7 +67,7 @@ no(lambda: Path(readable, "new").write_text("x"))
 no(lambda: Path(readable, "header.h").unlink())
 no(lambda: os.rename(Path(readable, "header.h"), Path(scratch, "mine")), OSError)
 no(lambda: os.link(secret, Path(scratch, "mine")), OSError)
-assert held.read() == "a secret text", "what was open before stays so"
+assert held.read() == "a secret text", "files that were open before stay open"
 """
     refused(CONFINED + script, *paths, *PYTHON)
 
@@ -130,7 +130,7 @@ for _ in range(3):  # anew each time
     else: raise AssertionError("too much memory was to be had")
 try: [open("/dev/null") for _ in range(30)]
 except OSError as error: assert error.errno == 24
-sandbox.allot(memory=64 << 20, seconds=-1)  # what has been used, and up to a second
+sandbox.allot(memory=64 << 20, seconds=-1)  # the time used so far, and up to a second
 while True: pass
 """
     done = run(script)

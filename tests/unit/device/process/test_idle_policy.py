@@ -95,14 +95,14 @@ def test_long_kernel_is_polled_seldom_and_idle_device_never(rig: Rig[Polled]) ->
         time.sleep(0.4)
         polls, cpu = rig.server.polls - before, time.process_time() - cpu
         elapsed = time.perf_counter() - began
-        assert polls < 5000 * elapsed, "a spin would be some 250,000 in a second"
+        assert polls < 5000 * elapsed, "continuous polling would be about 250,000 polls per second"
         assert cpu < 0.75 * elapsed
     finally:
         gate.set()
     ok(rig.answer(sync))
     deadline = time.perf_counter() + LATE
     polls = -1
-    while polls != rig.server.polls:  # nothing is awaited any more, so the device is not polled
+    while polls != rig.server.polls:  # no work is awaited, so the device is not polled
         assert time.perf_counter() < deadline
         polls = rig.server.polls
         time.sleep(0.2)
@@ -225,13 +225,13 @@ def test_answer_during_a_short_sleep_is_sent_before_the_next_turn() -> None:
             loop.on_idle()
         hear(Kind.RESULT)
         frames.clear()
-        assert not loop.on_nap(), "the gate is shut"
+        assert not loop.on_nap(), "the gate is closed"
         gate.set()
         while loop.on_nap() is not True:
             pass
         hear(Kind.RESULT)
         assert [frame.id for frame in frames] == [2]
-        assert tracks.poll(), "it is progress all the same"
+        assert tracks.poll(), "it counts as progress"
         server.close()
         process.device.compiler.close()
         loop.close()

@@ -81,7 +81,7 @@ class Rig:
         return commands_pb2.Result.FromString(self._until(Kind.RESULT))
 
     def ok(self, **kind: Any) -> commands_pb2.Result:
-        """Makes a call that has to succeed."""
+        """Makes a call that must succeed."""
         result = self.call(**kind)
         assert not result.HasField("error"), result.error
         return result
@@ -149,7 +149,7 @@ def test_a_whole_session_stays_on_its_thread(rig: Rig) -> None:
         "done",
         "create_stream",
     }
-    assert expected_calls <= rig.server.called, "the test exercised what it is about"
+    assert expected_calls <= rig.server.called, "the test exercised all expected calls"
 
 
 def test_graphs_dispatches_and_rows_stay_on_the_device_thread(rig: Rig) -> None:

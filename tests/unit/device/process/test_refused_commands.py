@@ -1,4 +1,4 @@
-"""A command that will not run releases what it held: its transfer is ended instead of waiting."""
+"""A command that will not run releases its resources: its transfer is ended instead of waiting."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ KIB = 1 << 10
 
 
 class Leaving(Rig[PeerServer]):
-    """A device process whose front is the test, which answers nothing by itself."""
+    """A device process whose front is the test, which sends no automatic answers."""
 
     def __init__(self) -> None:
         self.files, self._their_files = descriptors.pair()
@@ -141,8 +141,8 @@ class Leaving(Rig[PeerServer]):
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leaving]:
-    """Prevents the device process from freezing objects, so that a collection finds what it drops without visiting all
-    objects of the test run."""
+    """Prevents the device process from freezing objects, so that a collection finds dropped objects without visiting
+    all objects of the test run."""
     if not hasattr(DeviceSession, "__weakref__"):
         pytest.skip("compiled classes have no weak references")
     threshold = gc.get_threshold()
@@ -232,7 +232,7 @@ def transfers(rig: Leaving) -> None:
 
 
 def memory(rig: Leaving) -> None:
-    """Starts an allocation that waits for memory, behind the command that frees memory."""
+    """Starts an allocation that waits for memory, after the command that frees memory."""
     rig.hold_up()
     rig.begin(allocate=c.Allocate(buffer=HANDLE + 2, size=60 << 20))
     rig.send_batch(c.Command(fill=c.Fill(buffer=HANDLE + 2, size=8, pattern=b"\1")))
@@ -385,7 +385,7 @@ def test_session_that_ends_during_its_commands(rig: Leaving, opened: Opened) -> 
     assert rig.left() == []
 
 
-def test_requests_behind_the_end_of_a_session_are_refused(rig: Leaving) -> None:
+def test_requests_after_the_end_of_a_session_are_refused(rig: Leaving) -> None:
     call = next(rig.ids)
     allocate = c.Command(request=1, allocate=c.Allocate(buffer=HANDLE, size=64 * KIB))
     publish = {"op": "publish", "memory": HANDLE, "buffer": HANDLE, "name": "weights"}
@@ -401,8 +401,8 @@ def test_requests_behind_the_end_of_a_session_are_refused(rig: Leaving) -> None:
     assert rig.left() == [] and rig.gauges()["memory_in_use_bytes"] == 0
 
 
-def test_request_behind_commands_of_ended_session_is_answered(rig: Leaving) -> None:
-    """A session ends while it waits for a turn: a request behind its commands is answered, and a file that arrived is
+def test_request_after_commands_of_ended_session_is_answered(rig: Leaving) -> None:
+    """A session ends while it waits for a turn: a request after its commands is answered, and a file that arrived is
     closed."""
     rig.prepare()
     rig.send(Kind.TURN, flags=4)  # no work may be submitted to the device

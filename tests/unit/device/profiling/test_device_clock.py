@@ -62,7 +62,7 @@ def test_no_command_starts_before_it_was_submitted_or_ends_after_it_was_seen(
 
 
 @given(st.integers(min_value=-(10**9), max_value=10**9), st.lists(st.tuples(MOMENTS, MOMENTS), min_size=1, max_size=20))
-def test_command_that_starts_at_once_makes_the_reference_exact(truth: int, commands: list[tuple[int, int]]) -> None:
+def test_command_that_starts_immediately_makes_the_reference_exact(truth: int, commands: list[tuple[int, int]]) -> None:
     clock = DeviceClock()
     segment = clock.renew(0)
     for latency, started in commands:

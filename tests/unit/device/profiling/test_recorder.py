@@ -57,7 +57,7 @@ class Server:
         assert not event.released
 
     def done(self, event: Event) -> bool:
-        assert not event.released, "asked for after it was released"
+        assert not event.released, "queried after it was released"
         return event.at is not None
 
     def elapsed_ns(self, start: Event, end: Event) -> int:
@@ -179,7 +179,7 @@ class Rig:
 # ---- profiles ----
 
 
-def test_nested_and_overlapping_times_are_exact_and_all_events_go_back() -> None:
+def test_nested_and_overlapping_times_are_exact_and_all_events_are_released() -> None:
     rig = Rig()
     rig.start(1)
     rig.work("launch a", 100)
@@ -239,7 +239,7 @@ def test_profiles_end_with_their_stream() -> None:
     assert rig.leaked() == 0
 
 
-def test_an_end_that_never_runs_gives_its_event_back() -> None:
+def test_an_end_that_never_runs_releases_its_event() -> None:
     rig = Rig()
     rig.start(1)
     rig.work("launch a", 1)
@@ -265,7 +265,7 @@ def test_failure_inside_voids_the_enclosing_profiles_and_is_raised_by_the_first(
     assert "launch before" in first.error.message and "1 more" in first.error.message
     assert "launch inside failed while it was measured" in second.error.message
     assert third.HasField("profile")
-    assert len(rig.session.streams.items[0].errors.pop_all()) == 1, "what came after is still to be told"
+    assert len(rig.session.streams.items[0].errors.pop_all()) == 1, "the later failure is still to be reported"
     assert rig.leaked() == 0
 
 
@@ -376,7 +376,7 @@ def test_kernel_activity_and_marks_are_recorded_with_the_trace() -> None:
     assert (kernel.name, kernel.seq, kernel.index, kernel.registers) == ("k", 1, result.events[0].index, 32)
     assert kernel.ended_ns - kernel.started_ns == 4 and (kernel.grid.y, kernel.block.z) == (2, 6)
     rig.work("launch after", 1)
-    assert marks.calls[-2:] == ["push launch after", "pop"], "marks go on"
+    assert marks.calls[-2:] == ["push launch after", "pop"], "marks continue"
     assert activity.calls[-1] == "collect 7"
 
 
@@ -397,7 +397,7 @@ def test_a_trace_that_is_not_reported_discards_its_kernels() -> None:
     rig.trace()
     rig.work("launch a", 1)
     rig.traces.closed(rig.session)
-    assert "stop" not in activity.calls, "a kernel is under way"
+    assert "stop" not in activity.calls, "a kernel is running"
     rig.settle()
     assert activity.calls[-2:] == ["stop", "discard 7"]
 

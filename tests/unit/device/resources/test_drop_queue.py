@@ -49,7 +49,7 @@ def test_close_takes_the_staged_batch_and_starts_a_new_one() -> None:
     queue: DropQueue[str] = DropQueue(max_count=2)
     assert not queue.push("a", 1) and queue.push("b", 1)
     assert queue.close() == ["a", "b"] and len(queue) == 0
-    assert not queue.push("c", 1), "the count began anew"
+    assert not queue.push("c", 1), "the count restarted"
     assert queue.close() == ["c"]
 
 

@@ -38,7 +38,7 @@ def test_random_programs(size: int, granularity: int, program: list[int | tuple[
     for start, length in used.items():
         extents.release(start, length)
     assert extents.free == size
-    assert size == 0 or extents.allocate(size) == 0, "all of it is one piece again"
+    assert size == 0 or extents.allocate(size) == 0, "all memory is one extent again"
 
 
 def _holes(used: dict[int, int], size: int, extents: Extents) -> list[int]:

@@ -147,7 +147,7 @@ def test_lower_limit_keeps_memory_in_use_and_reports_it() -> None:
     assert process.on_limit(50) == {"limit": 200, "reserved": 200, "in_use": 200}
     assert process.grants.limit == 200 and process.server.trims == 1
     assert process.on_limit(500) == {"limit": 500, "reserved": 200, "in_use": 200}
-    assert process.server.trims == 1, "there was nothing to give back"
+    assert process.server.trims == 1, "there was no unused memory to return"
 
 
 def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_after() -> None:
@@ -159,13 +159,13 @@ def test_a_request_is_answered_by_the_next_limit_and_others_wait_for_the_one_aft
     process.grants.request(5, lambda granted: heard.append(("second", granted)))
     assert not process.sent, "one request at a time"
     process.on_limit(40)
-    assert not heard, "to be told to give back is no answer"
+    assert not heard, "a request to return memory is no answer"
     process.on_limit(40, denied=True)
     assert heard == [("first", False)]
     assert process.sent[-1] == (0, {"wants": 10, "reserved": 100, "in_use": 100}), "now for the second"
     process.grants.request(5, lambda granted: heard.append(("third", granted)))
     process.on_limit(200)
-    assert heard[1:] == [("second", True), ("third", True)], "it may be enough for both: they try again"
+    assert heard[1:] == [("second", True), ("third", True)], "it may suffice for both: both retry"
     process.on_limit(200, denied=True)
     assert len(heard) == 3
 
@@ -201,7 +201,9 @@ def test_memory_request_continues_while_more_is_granted_and_ends_with_a_denial()
     assert woken and plea.waits(process.refused(30))
     process.on_limit(10, denied=True)
     assert len(woken) == 2 and not plea.waits(process.refused(30))
-    assert not MemoryRequest(process.grants, lambda: None).waits(over_quota(5, 4, 0)), "the front could not help"
+    assert not MemoryRequest(process.grants, lambda: None).waits(over_quota(5, 4, 0)), (
+        "the front could not grant memory"
+    )
 
 
 def test_a_quota_that_several_processes_share() -> None:
@@ -213,7 +215,7 @@ def test_a_quota_that_several_processes_share() -> None:
     assert refusal.reason == Reason.QUOTA_EXCEEDED and refusal.details["allowed"] == "25"
     assert not plea.waits(refusal)
     assert MemoryRequest(process.grants, lambda: None).waits(refusal), (
-        "another allocation asks again: it may have changed"
+        "another allocation sends a new request, because the state may have changed"
     )
     process.on_limit(50)
     process.allocate(30)
@@ -239,7 +241,9 @@ def test_memory_is_cleared_with_tenants() -> None:
 
 
 @pytest.mark.parametrize(("requested", "default", "expected"), [(0, 0, 0), (5, 0, 5), (0, 3, 3), (5, 3, 3), (2, 3, 2)])
-def test_a_session_may_want_less_time_than_the_daemon_allows(requested: float, default: float, expected: float) -> None:
+def test_a_session_may_request_less_time_than_the_daemon_allows(
+    requested: float, default: float, expected: float
+) -> None:
     assert shorter_limit(requested, default) == expected
 
 
@@ -265,7 +269,7 @@ def test_host_memory_of_a_tenant_is_bounded() -> None:
     assert staging.acquire(600, other_tenant) is not None, "the quota of one tenant does not bind another"
     assert staging.acquire(40, second_session) is not None
     staging.release(first)
-    assert room, "who waited is tried again"
+    assert room, "the waiting allocation is retried"
     second = staging.acquire(60, first_session)
     assert second is not None and first_session.bytes_pinned == 60
     staging.release(second)

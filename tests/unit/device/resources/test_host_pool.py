@@ -89,7 +89,7 @@ def test_pool_grows_on_another_thread_up_to_the_cap() -> None:
     assert second is not None and pool.pinned == 4 * MIB
     assert pool.allocate(4096) is None and not pool.grown() and pool.pinned == 4 * MIB
     assert [name for _, name in host.asked] == [threading.current_thread().name, "page-lock"]
-    assert pool.refusal(4096) is None, "the cap is no refusal of the host: what is on loan comes back"
+    assert pool.refusal(4096) is None, "the cap is no refusal of the host: memory in use is returned later"
     pool.free(first)
     assert pool.allocate(4096) is not None
 
@@ -103,7 +103,7 @@ def test_refused_growth_is_retried_after_a_pause() -> None:
     assert refusal is not None and "cannot lock" in refusal.message and refusal.fix
     assert refusal.details["pinned"] == str(2 * MIB)
     grown.clear()
-    assert pool.allocate(100) is None and len(host.asked) == 2, "it was refused a moment ago"
+    assert pool.allocate(100) is None and len(host.asked) == 2, "it was refused recently"
     host.left = 64 * MIB
     clock.now += RETRY_S + 1
     assert pool.refusal(100) is None and pool.allocate(100) is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hearthd.device.resources.idle_queue import LOG_AFTER_S, MAX_BACKGROUND, IdleQueue
 
 
-def test_in_order_and_since_the_first_that_matters() -> None:
+def test_order_and_start_of_the_first_urgent_wait() -> None:
     queue: IdleQueue[str] = IdleQueue()
     assert queue.first is None and queue.urgent_since is None and not queue
     patient = queue.add("unload", 1.0, urgent=False)
@@ -25,7 +25,7 @@ def test_in_order_and_since_the_first_that_matters() -> None:
 def test_many_patient_waits_become_urgent() -> None:
     queue: IdleQueue[int] = IdleQueue()
     waiters = [queue.add(number, float(number), urgent=False) for number in range(MAX_BACKGROUND + 3)]
-    assert queue.urgent_since == MAX_BACKGROUND, "since there was one too many"
+    assert queue.urgent_since == MAX_BACKGROUND, "since one exceeded the limit"
     queue.add(-1, 1000.0, urgent=True)
     assert queue.urgent_since == MAX_BACKGROUND
     for waiter in waiters[:3]:

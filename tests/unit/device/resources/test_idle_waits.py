@@ -1,5 +1,5 @@
 """Waits for an idle device with loads, launches, kernel ends, closed sessions and time in any order: each load is
-answered once, none is done while a kernel runs, and launches are let through in the end."""
+answered once, none is done while a kernel runs, and launches are eventually released."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Event:
 
 
 class Stream:
-    """Kernels and events in order; events behind a kernel wait for its `end`."""
+    """Kernels and events in order; events after a kernel wait for its `end`."""
 
     def __init__(self) -> None:
         self.queue: deque[Event | str] = deque()
@@ -273,7 +273,7 @@ def nothing() -> None:
 
 
 def refusals(rig: IdleRig, session: str = "b") -> list[Refusal]:
-    """Queues a load of the session behind the running work. Returns the list that receives its refusal."""
+    """Queues a load of the session after the running work. Returns the list that receives its refusal."""
     refused: list[Refusal] = []
     assert rig.load(session, nothing, refused.append, "the load of module 7") is not None
     return refused
@@ -320,7 +320,7 @@ def test_a_wait_for_own_kernels_has_no_limit() -> None:
     for _ in range(10):
         rig.now += LIMIT
         delay = rig.poll()
-        assert not refused and delay is not None and delay > 0, "it is looked at again, though not at once"
+        assert not refused and delay is not None and delay > 0, "the wait is checked again, though not immediately"
     rig.launch(rig.two[1], "endless", "a")
     rig.now += RETRY_S
     rig.poll()
@@ -366,7 +366,7 @@ def test_each_wait_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize("over", ["taken back", "refused"])
-def test_launches_are_not_held_back_for_one_that_waits_no_more(over: str) -> None:
+def test_launches_are_not_held_back_for_a_load_that_no_longer_waits(over: str) -> None:
     rig = IdleRig()
     rig.launch(rig.two[0])
     refused: list[Refusal] = []

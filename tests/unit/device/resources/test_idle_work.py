@@ -76,7 +76,7 @@ def test_waiting_unload_blocks_no_stream(rig: Rig[Strict]) -> None:
 
 
 class Peers(PeerServer, Strict):
-    """A server with communicators beside which no kernel may run while they are aborted."""
+    """A server with communicators; no kernel may run while one is aborted."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -106,7 +106,7 @@ def test_unused_communicator_is_destroyed_on_an_idle_device(peers: PeerRig) -> N
     sync = peers.sync()
     wait_for(lambda: server.running)  # because messages of the front may be handled before batches sent with them
     peers.abort(comm="a-1")
-    peers.abort(comm="a-2")  # its operation under way would not end without the abort
+    peers.abort(comm="a-2")  # its running operation would not end without the abort
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.aborting.wait(10) and not idle.aborting.is_set()
     idle.abort_blocks.clear()
@@ -115,7 +115,7 @@ def test_unused_communicator_is_destroyed_on_an_idle_device(peers: PeerRig) -> N
     server.gate.clear()
     peers.batch(launch(1, 3, stream=5))
     peers.gauges()
-    assert server.running == 0, "no kernel beside it"
+    assert server.running == 0, "no kernel runs at the same time"
     idle.abort_blocks.set()
     wait_for(lambda: server.running)
     server.gate.set()
@@ -123,8 +123,8 @@ def test_unused_communicator_is_destroyed_on_an_idle_device(peers: PeerRig) -> N
 
 
 def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
-    """Starts an endless operation of a communicator beside an endless kernel of another session. Returns the
-    communicator, and the Sync behind the operation."""
+    """Starts an endless operation of a communicator and an endless kernel of another session. Returns the
+    communicator, and the Sync after the operation."""
     load(peers, 1)  # type: ignore[arg-type]
     assert not peers.answer(ready(peers, 1)).HasField("error")  # type: ignore[arg-type]
     busy = peers.join("a-1")
@@ -136,12 +136,12 @@ def busy_beside_a_kernel(peers: PeerRig, **facts: Any) -> tuple[Any, int]:
     return busy, peers.sync()
 
 
-def test_running_communicator_is_stopped_at_once_and_freed_when_idle(peers: PeerRig) -> None:
+def test_running_communicator_is_stopped_immediately_and_freed_when_idle(peers: PeerRig) -> None:
     busy, sync = busy_beside_a_kernel(peers, can_stop=True)
     peers.abort(comm="a-1")
     assert peers.reason(sync) == Reason.COMMUNICATOR_FAILED
     assert busy.stopped.wait(10)
-    peers.batch(launch(1, 3))  # other launches are let through meanwhile
+    peers.batch(launch(1, 3))  # other launches are executed meanwhile
     wait_for(lambda: peers.server.running == 2)  # type: ignore[attr-defined]
     assert not busy.aborting.is_set()
     peers.server.gate.set()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Small blocks never overlap, are found at once, and return their pages."""
+"""Small blocks never overlap, are found in constant time, and return their pages."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_a_page_serves_its_class_until_it_is_idle() -> None:
     assert blocks[0] is not None
     classes.free(blocks[0])
     assert classes.idle() == ["p"] and classes.idle() == [] and classes.pages == 0
-    assert classes.allocate(64) is None, "blocks of a page that was taken back are gone"
+    assert classes.allocate(64) is None, "blocks of a returned page are no longer available"
 
 
-def test_the_block_given_back_last_is_taken_first() -> None:
+def test_the_most_recently_released_block_is_reused_first() -> None:
     classes: SizeClasses[str] = SizeClasses(PAGE, SMALLEST, LARGEST)
     classes.add("p", 16)
     first, second = classes.allocate(16), classes.allocate(16)

@@ -77,7 +77,7 @@ def test_charged_time_equals_busy_time(steps: list[tuple[int, str, float, float 
         rig.meter.advance()
         for session, start, count in zip(sessions, before, under_way, strict=True):
             assert session.used >= start
-            assert count or session.used == start, "who has nothing on the device pays nothing"
+            assert count or session.used == start, "a session without work on the device is not charged"
         rig.meter.poll(None)
     rig.meter.report()
     assert sum(session.used for session in sessions) == pytest.approx(busy)
@@ -99,7 +99,7 @@ def test_session_that_has_paid_its_cost_is_not_charged_while_others_can_be() -> 
     rig.meter.end(long)
     rig.now += 0.010
     rig.meter.advance()
-    assert short.used == pytest.approx(0.011), "the only session pays"
+    assert short.used == pytest.approx(0.011), "the only session is charged"
 
 
 def test_work_is_charged_from_its_begin() -> None:
@@ -107,7 +107,7 @@ def test_work_is_charged_from_its_begin() -> None:
     first, second = payer("first"), payer("second")
     rig.now += 1.0
     assert rig.meter.begin(first, rig.now - 0.25) == pytest.approx(rig.now - 0.25)
-    assert rig.meter.begin(second, rig.now - 0.25) == rig.now, "by then it is known what there was"
+    assert rig.meter.begin(second, rig.now - 0.25) == rig.now, "the earlier work is known by then"
     assert first.used == pytest.approx(0.25) and not second.used
     rig.now += 0.5
     rig.meter.end(first)
@@ -116,7 +116,7 @@ def test_work_is_charged_from_its_begin() -> None:
     rig.meter.begin(first, rig.now - 3.0)
     rig.now += 0.5
     rig.meter.end(first)
-    assert first.used == pytest.approx(1.0), "no time is paid twice"
+    assert first.used == pytest.approx(1.0), "no time is charged twice"
     assert rig.telemetry.device_busy_ns == pytest.approx(1.25e9, abs=10)
 
 
@@ -125,7 +125,7 @@ def test_completed_work_noted_late_is_reported_to_the_front() -> None:
     session = payer("a")
     rig.now += 60.0
     rig.meter.charge_interval(session, rig.now - 0.5)
-    assert rig.meter.poll(None) == pytest.approx(REPORT_S), "not before others would"
+    assert rig.meter.poll(None) == pytest.approx(REPORT_S), "not before others would be"
     rig.now += 1.1
     rig.meter.poll(None)
     assert rig.told == {"a": pytest.approx(0.5e9, abs=1)}
@@ -148,14 +148,14 @@ def test_front_gets_device_time_once_a_second_while_there_is_some() -> None:
     rig.meter.end(session)
     rig.now += 1.0
     rig.meter.poll(None)
-    assert rig.meter.poll(None) is None, "nothing wakes a process that is idle"
+    assert rig.meter.poll(None) is None, "an idle process is not woken"
     rig.now += 60.0
     rig.meter.begin(session)
     assert rig.meter.poll(None) == pytest.approx(REPORT_S)
     assert rig.told["a"] == pytest.approx(1.1e9, abs=2)
 
 
-def test_departed_session_is_reported_at_once() -> None:
+def test_departed_session_is_reported_immediately() -> None:
     rig = Rig()
     session = payer("a")
     rig.meter.begin(session)

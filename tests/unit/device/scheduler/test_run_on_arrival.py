@@ -266,7 +266,7 @@ def test_single_copy(rig: Passing) -> None:
     assert rig.end_lane() == client.seq
 
 
-def test_several_batches_at_once(rig: Passing) -> None:
+def test_several_batches_in_one_read(rig: Passing) -> None:
     data = b""
     for number in range(1, 4):
         message = device_pb2.ExecuteRequest(batch=c.Batch(seq=number, commands=[add(number), sync(number)]))
@@ -315,7 +315,7 @@ def test_device_time_is_charged(rig: Passing) -> None:
     assert before > 0
     client.batch(sync(50))
     client.response()
-    assert rig.counters()["device_busy_ns"] == before, "nothing is on the device any more"
+    assert rig.counters()["device_busy_ns"] == before, "no work remains on the device"
 
 
 def test_sync_reports_earlier_errors(rig: Passing) -> None:
@@ -328,7 +328,7 @@ def test_sync_reports_earlier_errors(rig: Passing) -> None:
     assert rig.ran == ran + 1
     assert "buffer 9" in error.message
     client.batch(sync(2))
-    assert client.response().result.HasField("done"), "it has been told"
+    assert client.response().result.HasField("done"), "the error has been reported"
 
 
 @pytest.mark.parametrize("other", ["alone", "session", "turns", "deferred"])

@@ -122,10 +122,10 @@ def test_work_submitted_alone_delays_no_other_session_and_is_no_debt(crowd: Crow
     crowd.run(1.2, *members)
     used = [crowd.metered.get(member.session, 0.0) for member in members]
     assert sum(used[1:]) > 0.3 * sum(used), "the others wait until all of it is done"
-    assert first.acked < first.window + 64, "its window is not filled further meanwhile"
+    assert first.acked < first.window + 64, "its window is not filled further"
     crowd.count(first)  # waits until all of it is done
     used, _ = shares(crowd, 2.0, *members)
-    assert used[0] > 0.5 / 7, "the first session pays for what it had alone"
+    assert used[0] > 0.5 / 7, "the first session is charged for the time that it used alone"
 
 
 @pytest.mark.parametrize("launches", [64, 8000])
@@ -148,7 +148,7 @@ def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
             parts.append((flood.acked - before) / flood.window)
         return sorted(parts)[30]
 
-    # The flood has seconds of work queued; a session behind the flood would wait for all of it.
+    # The flood has seconds of work queued; a session queued after the flood would wait for all of it.
     assert steady(overtaking, lambda part: part < 0.1) < 0.25
     assert crowd.count(light) == launched
 
@@ -156,7 +156,9 @@ def test_a_flood_delays_no_other_session(crowd: Crowd, launches: int) -> None:
 def test_commands_waiting_for_a_turn_are_unacknowledged_and_run_in_order(crowd: Crowd) -> None:
     members = [crowd.join(tenant=tenant, nanoseconds=300_000, launches=200, window=16) for tenant in "ab"]
     crowd.run(0.5, *members)
-    assert all(member.seq - member.acked >= 12 for member in members), "the device has taken more than it can do"
+    assert all(member.seq - member.acked >= 12 for member in members), (
+        "the device has accepted more than it can execute in time"
+    )
     posted = [member.seq * member.launches for member in members]
     crowd.leave(members[1])
     for member in members[:1]:
@@ -192,7 +194,7 @@ def test_an_endless_kernel_delays_others_only_briefly(crowd: Crowd) -> None:
 
 
 def test_kernel_that_waits_for_later_work_gets_it(crowd: Crowd) -> None:
-    """The session is charged for the time that it runs, as for any work, and the work queued behind the kernel still
+    """The session is charged for the time that it runs, as for any work, and the work queued after the kernel still
     runs: a few commands, which take a third of a second by `extra_slices` where each gets a separate slice."""
     kernel_s, commands = 8, 5
     stuck = crowd.join(tenant="stuck", nanoseconds=kernel_s * 1_000_000_000, launches=1, window=100)
@@ -231,7 +233,7 @@ def test_copies_run_concurrently_with_kernels_of_other_sessions(crowd: Crowd) ->
     assert read.data == bytes(range(256))
 
 
-def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
+def test_an_upload_waits_for_its_write(crowd: Crowd) -> None:
     """The session has more uploads than it may have without a Write, and the batch with the Writes waits for a time
     slice."""
     flood = crowd.join(tenant="flood", nanoseconds=1_000_000, launches=16, window=16)
@@ -251,7 +253,7 @@ def test_an_upload_stays_behind_the_write_that_it_is_for(crowd: Crowd) -> None:
     assert read.data == bytes(range(1, count + 1))
 
 
-# ---- what is metered ----
+# ---- metering ----
 
 
 @pytest.mark.parametrize("sessions", [1, 3])
@@ -329,7 +331,7 @@ def test_a_call_that_waits_for_its_turn_is_dropped(crowd: Crowd) -> None:
     crowd.send(Kind.TURN, flags=0)
     for ident in (1001, 1002, 1003):
         start(crowd, member, ident, launch=launch())
-    for ident in (1001, 1002):  # the call before which the queue stands still, and one behind it
+    for ident in (1001, 1002):  # the call at which the queue waits, and one after it
         crowd.send(Kind.CANCEL, channel=member.channel, id=ident)
     crowd.send(Kind.CANCEL, channel=member.channel, id=9999)
     crowd.send(Kind.TURN, flags=MAY)
@@ -365,7 +367,7 @@ def test_a_call_that_has_begun_runs_on(crowd: Crowd) -> None:
     crowd.send(Kind.CANCEL, channel=member.channel, id=3001)
     assert crowd.count(member) == 1
     command = launch()
-    command.iterations = 3000  # more than a track accepts at once
+    command.iterations = 3000  # more than a track accepts
     start(crowd, member, 3002, launch=command)
     assert not crowd.call(channel=member.channel, memory_usage=c.MemoryUsage()).HasField("error")
     crowd.send(Kind.CANCEL, channel=member.channel, id=3002)
@@ -395,7 +397,7 @@ def test_no_work_is_submitted_without_a_turn_and_other_commands_are_served(crowd
     assert crowd.count(member) == 3
 
 
-def test_a_turn_that_ends_lets_little_work_run_on(crowd: Crowd) -> None:
+def test_little_work_continues_after_the_end_of_a_turn(crowd: Crowd) -> None:
     member = crowd.join(tenant="a", nanoseconds=1_000_000, launches=32, window=8)
 
     def lasts() -> float:
@@ -422,7 +424,7 @@ def test_single_process_sends_no_messages_about_turns(crowd: Crowd) -> None:
     assert crowd.busy == []
 
 
-# ---- events, by which a client keeps so much under way ----
+# ---- events, by which a client limits the work in flight ----
 
 
 def record(event: int) -> c.Command:
@@ -474,7 +476,7 @@ def test_commands_that_affect_later_ones_are_not_overtaken(crowd: Crowd) -> None
     crowd.post(member)
     crowd.post(member, Command(destroy_event=c.DestroyEvent(event=1)))
     crowd.post(member, query(1, 21))
-    # Behind a batch that cannot be decoded, no query is answered early.
+    # After a batch that cannot be decoded, no query is answered early.
     crowd.send(Kind.BATCH, b"\xff", channel=member.channel)
     crowd.post(member, query(1, 22))
     crowd.send(Kind.PING, id=5)

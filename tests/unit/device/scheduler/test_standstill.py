@@ -1,4 +1,4 @@
-"""Standstill: how long a queue stands still before a full stream."""
+"""Standstill: the time for which a queue waits for a full stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full stream: commands behind it stay in the queue while the stream makes progress, and are deferred afterwards."""
+"""A full stream: later commands stay in the queue while the stream makes progress, and are deferred afterwards."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Standing(Laned):
         super().__init__(Gated)
 
     def let(self, launches: int = 1 << 40) -> None:
-        """Allows that many more launches to run."""
+        """Allows `launches` further launches to run."""
         self.server.let(launches)
 
     def stand(self, seconds: float) -> None:
-        """Changes how long queues stand still, those of open sessions and of later ones."""
+        """Changes the time for which queues wait, for open sessions and later ones."""
         sharing = self.process.executor.sharing
         sharing.standstill_s = seconds
         for backlog in tuple(sharing.backlogs.values()):
@@ -90,7 +90,7 @@ def rig() -> Iterator[Standing]:
     made.stop()
 
 
-def test_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
+def test_launches_after_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     rig.stand(LONG)
     values = [each % 7 for each in range(FLOOD)]
     rig.flood(values)
@@ -102,7 +102,7 @@ def test_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     assert rig.waiting() == 0
 
 
-def test_repeated_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) -> None:
+def test_repeated_launches_after_a_stalled_kernel_stay_queued(rig: Standing) -> None:
     rig.stand(LONG)
     rig.let(100)
     rig.flood([5] * 100)
@@ -114,7 +114,7 @@ def test_repeated_launches_behind_a_stalled_kernel_stay_queued(rig: Standing) ->
     assert rig.sum() == summed(*[5] * (100 + FLOOD))
 
 
-def test_copies_and_fills_behind_a_stalled_kernel_wait(rig: Standing) -> None:
+def test_copies_and_fills_after_a_stalled_kernel_wait(rig: Standing) -> None:
     rig.stand(LONG)
     rig.flood([1] * WHOLE_WINDOW)
     rig.batch(

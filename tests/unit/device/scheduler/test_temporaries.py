@@ -1,4 +1,4 @@
-"""Temporaries that are executed at once: random programs have the same results as with operations."""
+"""Temporaries that are executed immediately: random programs have the same results as with operations."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_programs_give_same_results(pair: tuple[Ways, Ways], data: st.DataObject
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_programs_give_same_results_if_memory_is_scarce(pair: tuple[Ways, Ways], data: st.DataObject) -> None:
     """Commands run one by one, because whether a waiting allocation is served or refused depends on the timing of the
-    commands directly behind it."""
+    commands directly after it."""
     program = data.draw(st.lists(st.lists(COMMANDS, min_size=1, max_size=1), min_size=1, max_size=14))
     assert run(pair[0], program, 6144) == run(pair[1], program, 6144)
 
@@ -120,7 +120,7 @@ def temporary(handle: int) -> list[c.Command]:
     ]
 
 
-def test_most_commands_are_executed_at_once(pair: tuple[Ways, Ways]) -> None:
+def test_most_commands_are_executed_immediately(pair: tuple[Ways, Ways]) -> None:
     """Otherwise the comparison would prove nothing."""
     short, long = pair
     del short.taken[:]

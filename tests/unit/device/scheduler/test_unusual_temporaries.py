@@ -101,7 +101,7 @@ def test_unusual_programs_give_same_results_batched_and_separate(pair: tuple[Way
         assert run(pair[0], steps, quota) == run(pair[1], steps, quota)
 
 
-def test_commands_behind_a_waiting_command_wait(rig: Ways) -> None:
+def test_commands_after_a_waiting_command_wait(rig: Ways) -> None:
     """A command waits for bytes that have not arrived."""
     session = Run(rig)
     session.step(allocate(1, 64), allocate(2, 64))
@@ -188,7 +188,7 @@ def test_refused_free_is_reported_without_further_effect(rig: Ways) -> None:
     assert state["counts"]["error fill"] == state["counts"]["error free"] == 1
     rig.server.refused = set()
     held_bytes = rig.inside(lambda: rig.process.executor.memory.reservations.bytes_held(f"t{session.channel}"))
-    assert held_bytes == 1024, "the driver has kept those that it did not free"
+    assert held_bytes == 1024, "the driver has kept the buffers that it did not free"
     rig.send(Kind.CLOSE, channel=session.channel)
     rig.until(Kind.CLOSED)
 

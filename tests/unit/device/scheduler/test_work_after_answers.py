@@ -61,7 +61,7 @@ def test_next_step_runs_before_unawaited_work(lingering: tuple[Passing, threadin
     client.response()
     rig.barrier()  # over the link, so that the loop runs a complete iteration
     taken(rounds)
-    for number in range(3, 30):  # few, because many copies of answers are sent to the front at once
+    for number in range(3, 30):  # few: many accumulated copies of answers would be sent to the front immediately
         client.batch(sync(number))
         assert client.response().result.request == number
     assert not taken(rounds)
@@ -70,7 +70,7 @@ def test_next_step_runs_before_unawaited_work(lingering: tuple[Passing, threadin
     client.response()
     client.batch(sync(31))
     client.response()
-    assert rounds.acquire(timeout=30), "nothing comes, so that it is done"
+    assert rounds.acquire(timeout=30), "no message arrives, so the deferred work is done"
 
 
 def test_deferred_housekeeping_runs_eventually(lingering: tuple[Passing, threading.Semaphore]) -> None:

@@ -60,7 +60,7 @@ def test_order_liveness_and_freedom(program: list[tuple[set[int], set[int], bool
         made.append(command)
         deferred.submit(command)
         free = not any(other.number not in log and other.conflicts(command) for other in made[:number])
-        assert (number in log) == (ready and free), "runs at once exactly when nothing stands in its way"
+        assert (number in log) == (ready and free), "runs immediately exactly if nothing blocks it"
         if data.draw(st.booleans()):
             waiting = [each for each in made if not each.ready]
             if waiting:
@@ -144,7 +144,9 @@ def test_announcements_end_at_the_first_command_that_cannot_be_announced() -> No
     made[0].scheduled = True  # waits for the answer to its own announcement
     for command in made:
         deferred.submit(command)
-    assert [command.asked for command in made] == [0, 1, 1, 1, 0, 0], "not beyond the one that could not"
+    assert [command.asked for command in made] == [0, 1, 1, 1, 0, 0], (
+        "not beyond the command that could not be announced"
+    )
     alone = Command(9, writes=[2])
     deferred.submit(alone)
     assert alone.asked == 0, "one with no predecessor asks when it runs"

@@ -78,7 +78,7 @@ def test_one_way_commands_on_failed_stream_report_reason(rig: Rig[CpuServer]) ->
         c.Command(destroy_event=c.DestroyEvent(event=2)),
         c.Command(destroy_stream=c.DestroyStream(stream=5)),
     )
-    assert fine(rig.call(sync=c.Sync())), "the end of what was never made is no failure"
+    assert fine(rig.call(sync=c.Sync())), "destroying a handle that was never created is no failure"
     assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.INVALID_HANDLE
     assert refused(rig.call(free=c.Free(buffers=[1]))).reason is Reason.INVALID_HANDLE
 
@@ -99,7 +99,7 @@ def test_failed_handle_can_be_created_again(rig: Rig[CpuServer]) -> None:
     assert fine(rig.call(create_stream=c.CreateStream(stream=5)))
     assert fine(rig.call(stream=5, sync=c.Sync()))
     assert refused(rig.call(create_stream=c.CreateStream(stream=5))).reason is Reason.HANDLE_IN_USE
-    assert fine(rig.call(stream=5, sync=c.Sync())), "it is there, and the refusal was that of another"
+    assert fine(rig.call(stream=5, sync=c.Sync())), "the handle exists; the refusal concerned another one"
     assert fine(rig.call(destroy_stream=c.DestroyStream(stream=5)))
     assert refused(rig.call(stream=5, sync=c.Sync())).reason is Reason.INVALID_HANDLE
 

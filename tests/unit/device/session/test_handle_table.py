@@ -60,7 +60,7 @@ def test_all_sessions_of_a_tenant() -> None:
     )
     with pytest.raises(Refusal, match=r"tenant a has 8 .*quotas\.handles"):
         second.check_room(1)
-    assert all(mint(other, number) for number in range(1, 50)), "another tenant's are its own"
+    assert all(mint(other, number) for number in range(1, 50)), "handles of another tenant are counted separately"
     first.items.clear()
     assert all(mint(second, number) for number in range(100, 108))
 
@@ -79,7 +79,7 @@ def test_a_limit_is_never_passed(most: int, steps: list[tuple[int, int]]) -> Non
         for _ in range(count):
             number += 1
             minted = mint(tables[which], number)
-            assert minted or world.held() == most, "and all of it is to be had"
+            assert minted or world.held() == most, "the whole limit is available"
             if not minted:
                 break
         assert world.held() <= most

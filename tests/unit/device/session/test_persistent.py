@@ -29,7 +29,7 @@ def test_a_window_that_is_not_open_is_not_closed() -> None:
             blocks.leave()
         assert caught.value.reason is Reason.INVALID_ARGUMENT and caught.value.fix
     blocks.enter()
-    assert blocks.window, "what was refused changed nothing"
+    assert blocks.window, "the refused command changed nothing"
 
 
 def test_only_the_exact_size_is_reused() -> None:
@@ -41,7 +41,7 @@ def test_only_the_exact_size_is_reused() -> None:
     assert blocks.bytes == 2048 and blocks.pop(2048) == "c" and blocks.bytes == 0
 
 
-def test_a_clean_up_and_the_end_give_everything_back() -> None:
+def test_a_cleanup_and_the_end_release_everything() -> None:
     blocks: PersistentBlocks[str] = PersistentBlocks()
     blocks.keep(1024, "a")
     blocks.keep(2048, "b")

@@ -75,7 +75,7 @@ def test_freed_buffer_invalidates_its_replays(rig: Laned) -> None:
     assert error.reason == Reason.INVALID_HANDLE
     assert "buffer 2" in error.message
     launch(rig)
-    assert bound(rig) == 3, "all are looked at again"
+    assert bound(rig) == 3, "all launches are checked again"
     assert rig.sum() == summed(*[1] * 16)
 
 

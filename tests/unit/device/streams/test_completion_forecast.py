@@ -30,7 +30,7 @@ def watched(
 
 
 @given(SIZES, st.floats(10e9, 200e9))
-def test_completion_is_noticed_at_once_after_a_few_samples(size: int, rate: float) -> None:
+def test_completion_is_noticed_immediately_after_a_few_samples(size: int, rate: float) -> None:
     forecast, took = CompletionForecast(), size / rate + 10e-6
     nap = min(1e-3, took / 8)
     for again in range(12):
@@ -67,17 +67,17 @@ def test_slower_sample_changes_the_forecast_little_and_faster_one_fully() -> Non
 
     assert math.isclose(ends(1e-3), 1e-3)
     assert math.isclose(ends(2e-3), 1.25e-3)
-    assert ends(0.5e-3) < 0.5e-3, "noticed before it was looked for: it may have been done for long"
+    assert ends(0.5e-3) < 0.5e-3, "noticed before polling for it began: it may have ended long before"
 
 
-def test_queued_copy_is_expected_after_earlier_ones_and_teaches_nothing() -> None:
+def test_queued_copy_is_expected_after_earlier_ones_and_changes_no_estimate() -> None:
     forecast, size = CompletionForecast(), 64 << 20
     first = forecast.begin(0, size, 0.0)
     assert first is not None and first.window_start == math.inf and not forecast.near_completion(0.0)
     forecast.completed(first, 1e-3)
     rows = [forecast.begin(0, size, 1.0) for _ in range(3)]
     other = forecast.begin(1, size, 1.0)
-    assert other is not None and other.window_start == math.inf, "the other way is another engine"
+    assert other is not None and other.window_start == math.inf, "the other direction uses another engine"
     for index, each in enumerate(rows):
         assert each is not None and each.window_start < 1.0 + 1e-3 * (index + 1) < each.window_end
     assert math.isclose(forecast.seconds_until_next(1.0), 1e-3 * 15 / 16)
@@ -85,7 +85,7 @@ def test_queued_copy_is_expected_after_earlier_ones_and_teaches_nothing() -> Non
         assert each is not None
         forecast.completed(each, 9.0)
     after = forecast.begin(0, size, 10.0)
-    assert after is not None and after.window_start > 10.0 + 1e-3, "the first of the row was alone, and slow"
+    assert after is not None and after.window_start > 10.0 + 1e-3, "the first copy of the sequence was alone, and slow"
 
 
 def test_short_copies_are_polled_continuously_if_enabled() -> None:

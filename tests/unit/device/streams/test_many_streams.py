@@ -1,4 +1,4 @@
-"""A session with many streams has costs only for those that it uses."""
+"""The cost of a session with many streams depends only on the streams in use."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_every_conflict_is_ordered_and_no_pair_is_fenced_twice(program: list[Ste
 @settings(max_examples=400)
 @given(st.lists(st.tuples(steps.map(lambda program: program[:6]), st.integers(0, TRACKS - 1)), max_size=8))
 def test_work_that_is_known_to_be_done_needs_no_wait(parts: list[tuple[list[Step], int]]) -> None:
-    """Between the parts of the program, the host learns that all work of one track is done."""
+    """Between the parts of the program, the host is notified that all work of one track is done."""
     planner, model = Planner(), HappensBefore()
     program: list[Step] = []
     places: list[tuple[int, int]] = []
@@ -117,7 +117,7 @@ def test_work_that_is_known_to_be_done_needs_no_wait(parts: list[tuple[list[Step
             program.append(step)
             places.append((step[0], model.command(step[0])))
         planner.ordering.done[complete] = model.at[complete]
-        # What the track waited for is done as well, which the host does not know.
+        # The work that the track waited for is done as well, which the host does not know.
         known = [*model.known[complete]]
         known[complete] = model.at[complete]
         done = [max(position, other) for position, other in zip(done, known, strict=True)]
@@ -140,7 +140,7 @@ class Device:
                 for track, queue in enumerate(self.queues)
                 if queue and not (queue[0][0] == "wait" and queue[0][1] not in reached)
             ]
-            assert able, "the waits are a circle"
+            assert able, "circular wait"
             track = able[choose[turn % len(choose)] % len(able)]
             turn += 1
             what, value = self.queues[track].pop(0)
@@ -208,7 +208,7 @@ def test_a_write_waits_for_every_read_before_it() -> None:
     for reader in (b, c):
         assert ordering.plan(reader, [], [x]) == [a]
     assert set(ordering.plan(d, [x])) == {a, b, c}, "write after read"
-    assert ordering.plan(a, [x]) == [d], "the reads before d's write are behind it by now"
+    assert ordering.plan(a, [x]) == [d], "the write of d was ordered after the earlier reads"
 
 
 def test_readers_do_not_wait_for_each_other() -> None:
@@ -231,7 +231,7 @@ def test_a_buffer_named_as_both_is_written() -> None:
     assert ordering.plan(b, [], [x]) == [a]
     ordering.plan(b, [x], [x])
     assert ordering.plan(a, [x]) == [b]
-    assert x.tracks() == {a: ordering.position(a)}, "no read is left over"
+    assert x.tracks() == {a: ordering.position(a)}, "no read remains"
 
 
 def test_wait_covers_earlier_work_of_the_origin_only() -> None:
@@ -241,10 +241,10 @@ def test_wait_covers_earlier_work_of_the_origin_only() -> None:
     x, y, z = Usage(), Usage(), Usage()
     ordering.plan(a, [x])
     ordering.plan(a, [y])
-    assert ordering.plan(b, [x]) == [a], "covers the write of y, which came after that of x"
+    assert ordering.plan(b, [x]) == [a], "covers the write of y, which followed that of x"
     assert ordering.plan(b, [y]) == []
     ordering.plan(a, [z])
-    assert ordering.plan(b, [z]) == [a], "came after the event"
+    assert ordering.plan(b, [z]) == [a], "the write followed the event"
 
 
 def test_a_step_without_buffers_is_fenced_like_any_other() -> None:

@@ -46,7 +46,7 @@ def test_consequences_of_a_reported_failure_are_not_reported_again() -> None:
 
 
 def test_poison_lasts_until_the_failure_itself_has_surfaced() -> None:
-    """Reporting the cause does not report its consequence on another stream, which that stream still has to report."""
+    """Reporting the cause does not report its consequence on another stream, which that stream must still report."""
     here, there = StreamErrors(), StreamErrors()
     cause = failure(1)
     here.add(cause)
@@ -67,7 +67,7 @@ def test_buffers_spoiled_by_a_merged_failure_stay_so_until_its_report() -> None:
     failures = [failure(seq) for seq in range(3 * MAX_KEPT)]
     for each in failures:
         errors.add(each)
-    assert all(poisoned(each) is each for each in failures), "merged is not told"
+    assert all(poisoned(each) is each for each in failures), "a merged failure does not count as reported"
     errors.pop_all()
     assert not any(poisoned(each) for each in failures)
 
@@ -85,7 +85,7 @@ def test_consequence_is_reported_with_its_cause() -> None:
     assert poisoned(consequence) is None
 
 
-def test_a_long_chain_of_skips_has_its_cause_at_hand() -> None:
+def test_the_last_skip_of_a_long_chain_names_its_cause() -> None:
     cause = failure(1)
     link = skipped("copy", 3, 2, 0, cause)
     for seq in range(3, 5000):
@@ -151,12 +151,12 @@ def test_every_failure_is_reported_exactly_once(program: list[tuple[str, int]]) 
         beside += each.reported_by is not None  # its stream reports the cause: the newest failure is never merged
         made.append(each)
         waiting[which].add(each)
-        assert not any(each.reported for stream in waiting for each in stream), "not before it is asked for"
+        assert not any(each.reported for stream in waiting for each in stream), "not before it is requested"
     streams[2].hand_over(streams[0])
     waiting[0] |= waiting.pop()
     ask(0)
     ask(1)
     assert all(each.reported for each in made)
     assert counted <= len(made) - beside
-    if not any(each.root for each in made):  # otherwise the heir may report the cause of failures that it receives
+    if not any(each.root for each in made):  # otherwise the stream that receives failures may report their cause
         assert counted == len(made)

@@ -44,8 +44,8 @@ class FakeMemory:
 
 
 class FakeServer:
-    """A server whose streams are queues that run only on request. The pool reuses a freed block at once on the stream
-    where it was freed, as cudaMallocAsync does; a use on any other stream must be ordered behind the free."""
+    """A server whose streams are queues that run only on request. The pool reuses a freed block immediately on the
+    stream where it was freed, as cudaMallocAsync does; a use on any other stream must be ordered after the free."""
 
     def __init__(self) -> None:
         self.streams: list[FakeStream] = []
@@ -73,7 +73,7 @@ class FakeServer:
         stream.queue.append(("wait", event))
 
     def done(self, event: FakeEvent) -> bool:
-        assert not event.released, "asked for after it was released"
+        assert not event.released, "queried after it was released"
         return event.done
 
     def release_event(self, event: FakeEvent) -> None:
@@ -94,7 +94,7 @@ class FakeServer:
 
     def trim(self) -> None: ...
 
-    # ---- what a device does ----
+    # ---- actions of a device ----
 
     def able(self) -> list[FakeStream]:
         heads = [(stream, *stream.queue[0]) for stream in self.streams if stream.queue]
@@ -113,7 +113,7 @@ class FakeServer:
         turn = 0
         while any(stream.queue for stream in self.streams):
             able = self.able()
-            assert able, "the waits are a circle"
+            assert able, "circular wait"
             self.step(able[choose[turn % len(choose)] % len(able)] if choose else able[-1])
             turn += 1
 
@@ -247,11 +247,11 @@ def test_streams_fold_when_there_are_no_more_tracks() -> None:
     tracks = StreamPool(FakeServer(), 2, lambda: None)  # type: ignore[arg-type]
     first, second, third = (tracks.acquire() for _ in range(3))
     assert first is not second and third in (first, second)
-    assert tracks.acquire() is not third, "the one with the fewest users"
+    assert tracks.acquire() is not third, "the track with the fewest users"
     other = second if third is first else first
     tracks.release(other)
     tracks.release(other)
-    assert tracks.acquire() is other, "an idle one"
+    assert tracks.acquire() is other, "an idle track"
     assert len(tracks.all) == 2
 
 
@@ -261,9 +261,9 @@ def test_priorities_have_separate_tracks_while_available() -> None:
     assert (usual.stream.priority, urgent.stream.priority) == (0, -5)
     tracks.release(usual)
     more = tracks.acquire(-5)
-    assert more not in (usual, urgent), "an idle one of another priority does not do"
+    assert more not in (usual, urgent), "an idle track of another priority is not used"
     assert tracks.acquire(-5) in (urgent, more)
-    assert tracks.acquire(-1) is usual, "all are made: the one with the fewest users serves"
+    assert tracks.acquire(-1) is usual, "the maximum is reached: the track with the fewest users is used"
 
 
 def test_full_track_takes_no_work_until_some_completes(rig: Rig) -> None:
@@ -311,7 +311,7 @@ def test_wait_for_an_event_counts_for_every_fenced_track(rig: Rig) -> None:
     end.stream.queue.append(("command", "late"))
     while end.stream in rig.server.able() or middle.stream in rig.server.able():
         rig.server.step(end.stream if end.stream in rig.server.able() else middle.stream)
-    assert "late" not in rig.server.ran[before:], "the source has not come there yet"
+    assert "late" not in rig.server.ran[before:], "the source has not reached the event yet"
     rig.finish()
     assert "late" in rig.server.ran
 
@@ -356,7 +356,7 @@ def test_completed_events_are_released(rig: Rig) -> None:
     assert done == [1] and rig.server.live == 0
 
 
-def test_commands_that_are_done_or_have_an_event_behind_them_need_no_other_event(rig: Rig) -> None:
+def test_commands_that_are_done_or_followed_by_an_event_need_no_other_event(rig: Rig) -> None:
     track, called = rig.track[0], list[str]()
     rig.tracks.after_commands(track, lambda: called.append("nothing under way"))
     assert called == ["nothing under way"] and not rig.server.live
@@ -378,7 +378,7 @@ def test_commands_that_are_done_or_have_an_event_behind_them_need_no_other_event
     assert called[4:] == ["known"] and not rig.server.live
 
 
-def test_nothing_to_wait_for_is_done_at_once(rig: Rig) -> None:
+def test_a_wait_without_work_is_done_immediately(rig: Rig) -> None:
     done: list[int] = []
     rig.tracks.after_all([], lambda: done.append(1))
     assert done == [1]
@@ -402,7 +402,7 @@ def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
     track = rig.track[0]
     rig.tracks.set_barred(track, True, 3)
     assert track.closed and track.requested == 2, "launches wait"
-    assert not track.full, "copies go, three of them"
+    assert not track.full, "up to three copies are accepted"
     assert track.room == 3
     for _ in range(3):
         rig.tracks.claim_position(track, ())
@@ -411,14 +411,14 @@ def test_barred_track_takes_nothing_and_remembers_its_waiters() -> None:
     assert not (track.full or track.closed or track.requested)
     rig.tracks.set_held(True)
     rig.tracks.set_barred(track, False)
-    assert track.closed and not track.requested, "what holds all tracks is no matter of turns"
+    assert track.closed and not track.requested, "a hold of all tracks requests no turn"
     rig.tracks.set_held(False)
     given = track.submitted
     for _ in range(3 * WINDOW):
         rig.tracks.claim_position(track, ())
     rig.server.run()
     rig.tracks.poll()
-    assert track.submitted == given + 3 * WINDOW, "what has come back to the budget was given all the same"
+    assert track.submitted == given + 3 * WINDOW, "work returned to the budget still counts as submitted"
 
 
 # ---- tracks that are kept back ----
@@ -430,7 +430,7 @@ def test_busy_track_is_withheld_and_then_reused(rig: Rig) -> None:
     tracks.release(track)
     assert track.users == 0 and track.hold_count == 1
     shared = tracks.acquire()
-    assert shared is not track and len(tracks.all) == 3, "it is one of those that there should be, for now"
+    assert shared is not track and len(tracks.all) == 3, "the withheld track counts towards the maximum for now"
     rig.finish()
     assert track.hold_count == 0 and tracks.acquire() is track
 
@@ -470,7 +470,7 @@ def test_all_tracks_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     tracks.release(first)
     assert (first.users, first.hold_count) == (1, 1)
     second = tracks.acquire(bounded=True)
-    assert second is not first, "whatever the bound: no stream waits behind it"
+    assert second is not first, "independent of the bound, because no stream waits for it"
     rig.use(second, [rig.allocate(second)])
     tracks.release(second)
     now[0] = 10.0
@@ -535,7 +535,7 @@ def test_the_first_launch_of_a_stream_is_timed(timed: Timed) -> None:
     timed.launch()
     timed.now += 500
     timed.sync(after=1000)
-    assert timed.reported == [1500], "from its hand-over, not from the first wait for it"
+    assert timed.reported == [1500], "from its submission, not from the first wait for it"
 
 
 def test_launch_is_timed_to_its_own_end(timed: Timed) -> None:

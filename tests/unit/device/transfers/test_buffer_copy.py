@@ -34,7 +34,7 @@ class Host:
 
 
 class Server:
-    """The memory of a device, which copies at once; `refuses` makes every copy fail."""
+    """The memory of a device, which copies immediately; `refuses` makes every copy fail."""
 
     def __init__(self, size: int) -> None:
         self.memory = bytearray(size)

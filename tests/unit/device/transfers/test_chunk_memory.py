@@ -188,7 +188,7 @@ def test_unresponsive_front_only_exhausts_the_slots(start: Start) -> None:
     chunks = [rig.chunk(2) for _ in range(SIZE // CHUNK)]
     assert rig.answer(ident).read.size == SIZE
     assert [offset for offset, *_ in chunks] == list(range(0, SIZE, CHUNK))
-    assert b"".join(data for _, data, *_ in chunks) == rig.data, "a slot was used again before the front gave it back"
+    assert b"".join(data for _, data, *_ in chunks) == rig.data, "a slot was reused before the front released it"
     assert [last for _, _, last, _ in chunks] == [False] * 19 + [True]
     slots = [slot for *_, slot in chunks if slot is not None]
     assert sorted(slots) == [0, 1, 2, 3] and rig.in_use() == 4
@@ -217,8 +217,8 @@ def test_copies_that_wait_leave_slots_to_others(start: Start) -> None:
     with blocked_stream(rig):
         waiting = rig.start_read(2, SIZE, 100)
         rig.call(flush=c.Flush())
-        assert rig.in_use() == 2, "half of them are for chunks that can go at once"
-        assert rig.gauges()["staging_bytes"] == SIZE, "all of it is under way"
+        assert rig.in_use() == 2, "half of them are for chunks that can be sent immediately"
+        assert rig.gauges()["staging_bytes"] == SIZE, "all of it is in transit"
     assert b"".join(rig.chunk(2)[1] for _ in range(SIZE // CHUNK)) == rig.data
     assert rig.answer(waiting).read.size == SIZE
 
@@ -243,7 +243,7 @@ def test_copies_running_when_the_session_ends(start: Start) -> None:
         rig.start_read(2, SIZE, 2)
         rig.until_in_use(2)
         rig.send(Kind.CLOSE, channel=1)
-        assert rig.in_use() == 2, "the device is not done with them"
+        assert rig.in_use() == 2, "the device still uses them"
     rig.until(Kind.CLOSED)
     sent = rig.came(Kind.CHUNK)
     rig.give_back(*(SLOT.unpack_from(frame.payload)[0] for frame in sent if frame.flags & SLOTTED))

@@ -1,4 +1,4 @@
-"""Slots for chunks: none has two users, none is lost, and copies leave some for chunks that are sent at once."""
+"""Slots for chunks: none has two users, none is lost, and copies leave some for chunks that are sent immediately."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_slot_that_was_used_last_is_used_next() -> None:
     assert slots.send() == first
 
 
-def test_free_slot_cannot_be_given_back() -> None:
+def test_free_slot_cannot_be_released() -> None:
     slots = ChunkSlots(4)
     slot = slots.reserve()
     assert slot is not None

@@ -57,7 +57,7 @@ def word(memory: mmap.mmap) -> int:
     return int.from_bytes(memory[:8], "little")
 
 
-def test_signal_comes_after_the_copy_and_before_the_answer(rig: Sharing) -> None:
+def test_signal_is_written_after_the_copy_and_before_the_answer(rig: Sharing) -> None:
     ends = client, _, memory = begin(rig)
     signals = share_signals(rig, ends)
     for number in range(2, 40, 2):
@@ -95,7 +95,7 @@ def test_copies_are_signalled_and_launches_are_not(rig: Sharing) -> None:
 
 
 def test_failed_copies_are_not_signalled(rig: Sharing) -> None:
-    """A failed copy is not signalled, nor a wait behind it, nor a copy whose answer has to report another failure."""
+    """A failed copy is not signalled, nor a wait after it, nor a copy whose answer must report another failure."""
     ends = client, _, _ = begin(rig)
     signals = share_signals(rig, ends)
     rig.server.takes = 0
@@ -121,7 +121,7 @@ def test_wait_that_reports_a_failure_of_another_stream_is_not_signalled(rig: Sha
     gate = shut(rig)
     client.batch(write(request=2, buffer=2))
     client.batch(write(stream=5, buffer=9))  # the wait for all streams reports this failure
-    unanswered(client)  # all that the lane has to send has been sent
+    unanswered(client)  # the lane has sent everything
     client.batch(Command(request=3, sync=c.Sync(all_streams=True)))
     rig.submitted(client)
     gate.set()
@@ -139,7 +139,7 @@ def test_no_signal_without_a_request_for_it(rig: Sharing, more: dict[str, object
     assert word(signals) == 0
 
 
-def test_a_segment_that_is_too_short_is_none_for_signals(rig: Sharing) -> None:
+def test_a_segment_that_is_too_short_is_not_used_for_signals(rig: Sharing) -> None:
     client, connection, _ = begin(rig)
     short = connection.share(7, WORD - 1, signals=True)
     client.batch(write(request=2, buffer=2))
@@ -171,7 +171,7 @@ def test_signals_end_with_their_segment(rig: Sharing) -> None:
     assert client.response().result.request == 3
     client.batch(write(request=4, buffer=2))
     assert client.response().result.request == 4
-    assert word(signals) == 3, "one that was under way has been written, and none since"
+    assert word(signals) == 3, "a signal in progress was written, and none afterwards"
 
 
 def test_session_that_ends_with_a_pending_signal(rig: Sharing) -> None:

@@ -239,7 +239,7 @@ def test_round_trip_of_bytes(rig: Sharing) -> None:
     assert rig.ran == 199
 
 
-def test_slow_copy_is_answered_together_with_the_wait_behind_it(rig: Sharing) -> None:
+def test_slow_copy_is_answered_together_with_the_wait_after_it(rig: Sharing) -> None:
     client, _, memory = begin(rig)
     memory[:8] = b"12345678"
     for number in range(2, 20, 2):
@@ -370,7 +370,7 @@ def test_batches_forwarded_by_the_front(rig: Sharing) -> None:
         rig.batch(write(request=number) if number % 2 else read(request=number))
         answer = rig.until(Kind.RESPONSE)
         assert device_pb2.ExecuteResponse.FromString(answer.payload).result.request == number
-        assert answer.id in (number, 0) and not answer.flags, "0: it took its time, so that the ack went before"
+        assert answer.id in (number, 0) and not answer.flags, "0: the copy was slow, so that the ack was sent before"
     assert rig.ran == 20 and memory[SIZE : SIZE + 8] == b"12345678"
     assert rig.counters()["batches"] == 20
 

@@ -1,4 +1,4 @@
-"""Short reads, alone and behind other commands of their batch."""
+"""Short reads, alone and after other commands of their batch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_temporary_allocated_and_freed_in_one_batch(rig: Passing) -> None:
     assert session is not None and len(session.buffers) == 1
 
 
-def test_reads_of_several_sizes_bring_their_bytes(rig: Passing) -> None:
+def test_reads_of_several_sizes_return_their_bytes(rig: Passing) -> None:
     client, size = rig.lane(), 128 * KIB
     pattern = bytes(range(1, 17))
     client.batch(
@@ -105,7 +105,7 @@ def test_earlier_failure_is_raised_by_the_read(rig: Passing) -> None:
     client.batch(add(1, buffer=9), read(1))
     assert "buffer 9" in client.response().result.error.message
     client.batch(read(2))
-    assert value(client) == 0, "it has been told"
+    assert value(client) == 0, "the failure has been reported"
     client.batch(Command(allocate=c.Allocate(buffer=1, size=8)), read(3))
     assert from_status(client.response().result.error).reason == "HANDLE_IN_USE"
     client.batch(read(4, size=9))
@@ -160,7 +160,7 @@ def test_a_read_that_the_driver_refuses(rig: Passing, monkeypatch: pytest.Monkey
     assert rig.process.device.staging.in_use == 0
 
 
-def test_read_behind_running_work_waits(rig: Passing) -> None:
+def test_read_after_running_work_waits(rig: Passing) -> None:
     """The batch is acknowledged before it is answered, and other frames may be sent in between."""
     client = rig.lane()
     client.batch(write(1), read(1))

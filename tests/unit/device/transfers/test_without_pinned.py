@@ -108,7 +108,7 @@ def test_a_busy_stream_delays_no_other(start: Start) -> None:
 
 
 def test_lockable_memory_is_used_and_other_copies_are_direct(start: Start) -> None:
-    """Reads three times as much as the host has locked, all behind work that has not ended."""
+    """Reads three times as much as the host has locked, all after work that has not ended."""
     rig = start(MIB)
     size = 100_000
     contents = [random.Random(number).randbytes(size) for number in range(30)]
@@ -146,7 +146,7 @@ def test_session_that_ends_during_copies(start: Start) -> None:
     assert rig.gauges()["memory_reserved_bytes"] == 0
 
 
-def test_a_copy_that_the_driver_refuses_gives_its_memory_back(start: Start) -> None:
+def test_a_copy_that_the_driver_refuses_releases_its_memory(start: Start) -> None:
     rig = start(8 * MIB)
     ok(rig.call(allocate=c.Allocate(buffer=1, size=500_000)))
     for command in (

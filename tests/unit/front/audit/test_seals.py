@@ -81,7 +81,7 @@ def test_truncated_log_is_detected(place: Place) -> None:
 
 
 def test_rewritten_log_is_detected(place: Place, tmp_path: Path) -> None:
-    """The forger can write the log and knows the format, but does not have the key."""
+    """The attacker can write the log and knows the format, but does not have the key."""
     place.daemon("a", "b", "c")
     (tmp_path / "forger").mkdir()
     forged = Place(tmp_path / "forger")
@@ -101,7 +101,7 @@ def test_rewritten_log_is_detected(place: Place, tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_forged_lines_are_detected(place: Place, data: st.DataObject) -> None:
-    """A process that can write the file changes a line and repairs the chain behind it. The signatures reveal it."""
+    """A process that can write the file changes a line and repairs the chain after it. The signatures reveal it."""
     if not place.log.exists():
         place.daemon(*"abcdef")
     lines = place.log.read_bytes().splitlines()
@@ -115,7 +115,7 @@ def test_forged_lines_are_detected(place: Place, data: st.DataObject) -> None:
             entry["prev"] = hashlib.sha256(rewritten[-1]).hexdigest()
         rewritten.append(json.dumps(entry, separators=(",", ":")).encode())
     plain = verify(rewritten)
-    assert not plain.problems, "the chain alone shows nothing of it"
+    assert not plain.problems, "the chain alone does not show the change"
     found = verify(rewritten, keys.load(str(place.key)))
     assert len(found.problems) >= len(lines) - which and "changed or forged" in found.problems[0]
 
@@ -189,7 +189,7 @@ def test_keys_that_cannot_be_used(place: Place, tmp_path: Path) -> None:
     place.key.write_text("no key\n")
     with pytest.raises(AuditError, match="contains no audit log keys"):
         place.daemon("b")
-    assert [each.name for each in (tmp_path / "logs").iterdir()] == ["audit.log"], "and nothing else is left"
+    assert [each.name for each in (tmp_path / "logs").iterdir()] == ["audit.log"], "and no other file remains"
     for name in ("key", "anchor"):
         with pytest.raises(ValueError, match="own directory"):
             AuditSettings(path=str(place.log), **{name: str(place.log.with_name("x"))})
@@ -223,8 +223,8 @@ def test_anchors_in_any_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(each.is_signed_by(keys.load(str(place.key))) for each in found)
 
 
-def test_anchors_come_periodically(place: Place) -> None:
-    """An anchor is set at once for the first entry, then at most once per interval, and always before the end."""
+def test_anchors_are_written_periodically(place: Place) -> None:
+    """An anchor is written immediately for the first entry, then at most once per interval, and before the end."""
     place.settings = AuditSettings(**{**place.settings.model_dump(), "anchor_interval": 0.05})
 
     async def scenario() -> None:

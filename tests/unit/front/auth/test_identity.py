@@ -47,7 +47,7 @@ def test_failures_are_bounded_in_number(peers: list[tuple[int, float]]) -> None:
     assert len(failures) <= 1024
 
 
-def test_peers_are_known_without_their_port() -> None:
+def test_peers_are_identified_without_their_port() -> None:
     assert host_of("ipv4:10.0.0.1:5000") == host_of("ipv4:10.0.0.1:5001") == "ipv4:10.0.0.1"
     assert host_of("ipv6:%5B::1%5D:5") == "ipv6:%5B::1%5D"
     assert host_of("unix:") == host_of("unix:/a/path/of/its/own") == "unix:"
@@ -81,7 +81,7 @@ def test_flood_of_tickets_evicts_only_those_of_its_user() -> None:
     assert tickets.redeem(flood[-1]) == User(2) and tickets.redeem(mine) == User(1)
     clock.now += 11
     tickets.issue(User(3))
-    assert len(tickets) == 1, "what is too old is forgotten"
+    assert len(tickets) == 1, "expired tickets are forgotten"
 
 
 class Lists(Revocations):
@@ -121,7 +121,7 @@ def test_path_of_identity_socket() -> None:
     assert identity_path("/run/x") == "/run/x-identity"
 
 
-def test_peer_credentials_come_from_the_kernel() -> None:
+def test_peer_credentials_are_read_from_the_kernel() -> None:
     left, right = socket.socketpair()
     with left, right:
         user = user_of(left)
@@ -149,7 +149,7 @@ def test_the_socket_gives_a_ticket_and_hangs_up(tmp_path: Path) -> None:
             await IdentitySocket(str(path), tickets, limiter).start()
         await first.stop()
         assert not left(tmp_path)
-        # The files of a daemon that was killed are taken over.
+        # The files of a killed daemon are replaced.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
         second = IdentitySocket(str(path), tickets, limiter)

@@ -111,7 +111,7 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     server = GrpcCertificates(monkeypatch, certificates)
     assert not server.handshake()
     issue(tmp_path, "good")
-    assert not server.handshake(), "not looked at again yet"
+    assert not server.handshake(), "the file is not checked again yet"
     now[0] += 6
     assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
     now[0] += 6
@@ -136,7 +136,7 @@ def test_new_certificate_reaches_grpc_after_another_reader(tmp_path: Path, monke
     assert certificates.expires == pytest.approx(time.time() + 30 * 86400, abs=86400)
     issue(tmp_path, "good", days=60)
     now[0] += 6
-    assert certificates.refresh(), "a scrape, or a page"
+    assert certificates.refresh(), "a scrape of metrics, or a page"
     assert certificates.expires == pytest.approx(time.time() + 60 * 86400, abs=86400)
     assert server.handshake() and server.shown == [(key.read_bytes(), certificate.read_bytes())]
     assert not server.handshake()
@@ -232,7 +232,7 @@ def test_unfinished_handshakes_are_closed(tmp_path: Path) -> None:
                 writer.close()
 
     async def crowd() -> None:
-        """More connections than an address may have; no timeout ends one before all have come."""
+        """More connections than an address may have; no timeout ends one before all are open."""
         async with front(tmp_path) as f, limited(f, tmp_path, 60) as (address, _, limiter):
             labels = {"listener": "http", "reason": "address"}
             refused = partial(f.daemon.metrics.registry.get_sample_value, "hearth_connections_refused_total", labels)

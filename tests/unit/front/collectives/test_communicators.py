@@ -73,7 +73,9 @@ def test_sessions_share_the_communicator_of_the_same_ranks_only() -> None:
     assert ops(communicators.submit(complete(0, 1, owner="t"))) == [(0, "go"), (1, "go")]
     assert ops(communicators.submit(complete(1, 0))) == [(1, "create_id")], "another order"
     assert ops(communicators.submit(complete(0, 1, process=2))) == [(0, "create_id")], "other processes"
-    assert ops(communicators.submit(over_daemons("aa"))) == [(0, "create_id")], "a group over daemons has its own"
+    assert ops(communicators.submit(over_daemons("aa"))) == [(0, "create_id")], (
+        "a group over daemons has a separate communicator"
+    )
     assert len(communicators) == 4
 
 
@@ -108,7 +110,7 @@ def over_daemons(group: str, sequence: int = 1) -> Match:
     return Match(MatchKey(f"group:{group}", (0, 1), sequence), 5.0, parts)
 
 
-def test_groups_over_daemons_have_communicators_of_their_own() -> None:
+def test_groups_over_daemons_have_separate_communicators() -> None:
     communicators = new_communicators()
     sends = create_communicator(communicators, over_daemons("aa"))
     assert [(send.location.node, send.body["group"], send.body["devices"]) for send in sends] == [
@@ -121,7 +123,7 @@ def test_groups_over_daemons_have_communicators_of_their_own() -> None:
         "not its communicator"
     )
     assert communicators.on_message(RankLocation(1, 0, 0), progress, owner="group:aa") == []
-    assert communicators.on_loss(1, "its connection broke") == [], "node 1 of which group?"
+    assert communicators.on_loss(1, "its connection broke") == [], "node 1 of an unknown group"
     sends = communicators.on_loss(1, "its connection broke", {"group:aa"})
     assert [(send.location.node, send.body["op"], send.body["group"]) for send in sends] == [(0, "abort", "aa")]
     assert "node 1 was lost: its connection broke" in sends[0].body["reason"]
@@ -208,7 +210,7 @@ def test_intended_end_of_a_device_process_aborts_an_idle_communicator_without_a_
     assert len(communicators) == 0 and communicators.aborts == 0 and not communicators.failed
 
 
-def test_processes_of_a_device_have_communicators_of_their_own() -> None:
+def test_processes_of_a_device_have_separate_communicators() -> None:
     """Two sessions use the same devices, one of them in separate processes."""
     communicators = new_communicators()
     communicators.submit(complete(process=1))
@@ -238,7 +240,7 @@ def test_reported_failure_aborts_every_rank_with_the_reason() -> None:
     assert history.operations[1].state == "failed"
 
 
-def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> None:
+def test_an_operation_that_does_not_finish_names_the_lagging_ranks() -> None:
     communicators = ready(4, 2, 3)
     for sequence in range(2, 5):
         communicators.submit(complete(4, 2, 3, sequence=sequence))
@@ -250,7 +252,7 @@ def test_an_operation_that_does_not_finish_names_the_ranks_that_are_behind() -> 
     assert refusal.reason == Reason.COLLECTIVE_TIMEOUT
     assert refusal.details["missing"] == "2, 3" and refusal.details["sequence"] == "3"
     assert "Operation 3 of group [4, 2, 3]" in refusal.message and "by devices 2, 3" in refusal.message
-    assert communicators.failed == {Reason.COLLECTIVE_TIMEOUT: 3}, "all that were under way"
+    assert communicators.failed == {Reason.COLLECTIVE_TIMEOUT: 3}, "all operations in progress"
 
 
 def test_errors_do_not_reveal_operations_of_other_sessions() -> None:
@@ -265,7 +267,7 @@ def test_errors_do_not_reveal_operations_of_other_sessions() -> None:
     assert "recorder" not in refusal.details and "sequence" not in refusal.details and "77" not in refusal.message
 
 
-def test_progress_is_recorded_when_all_ranks_are_through() -> None:
+def test_progress_is_recorded_when_all_ranks_have_finished() -> None:
     recorder = FlightRecorder()
     communicators = ready(recorder=recorder)
     history = recorder.history("s", (0, 1))
@@ -276,7 +278,7 @@ def test_progress_is_recorded_when_all_ranks_are_through() -> None:
     assert history.operations[1].state == "done"
     communicators.submit(complete(sequence=2))
     (comm,) = communicators
-    assert not comm.is_idle, "what a rank says of operations that there are not does not count for later ones"
+    assert not comm.is_idle, "a report about an operation that does not exist does not count for later ones"
 
 
 def test_idle_communicators_are_bounded() -> None:
@@ -298,7 +300,7 @@ def test_idle_communicators_are_bounded() -> None:
                 communicators.on_message(location(device), message("progress", "nonce-1", done=2))
     assert evicted == ["nonce-3"] * 2 + ["nonce-4"] * 2 + ["nonce-5"] * 2
     assert len(communicators) == MAX_IDLE
-    assert communicators.aborts == 0, "nothing has failed"
+    assert communicators.aborts == 0, "no operation has failed"
 
 
 def test_a_closed_session_leaves_the_communicator() -> None:

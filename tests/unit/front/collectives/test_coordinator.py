@@ -40,11 +40,11 @@ class Ranks(RuleBasedStateMachine):
         self.requests: list[DeviceMessage] = []
         """`create_id` and `join` messages that were not answered."""
         self.running: dict[tuple[str, RankLocation], list[tuple[int, MatchKey]]] = defaultdict(list)
-        """Operations that each rank was told to launch, by communicator."""
+        """Operations whose launch was sent to each rank, by communicator."""
         self.order: dict[RankLocation, list[tuple[str, int]]] = defaultdict(list)
-        """Operations that each process of this node was told to launch."""
+        """Operations whose launch was sent to each process of this node."""
         self.last: dict[tuple[str, tuple[int, ...], int], int] = {}
-        """The last sequence number that each rank of each group was told to launch."""
+        """The last sequence number whose launch was sent to each rank of each group."""
         self.dead: set[tuple[str, RankLocation]] = set()
 
     # ---- participants ----
@@ -84,7 +84,7 @@ class Ranks(RuleBasedStateMachine):
                     assert body["op"] == "fail" and body["status"]
         for key, ranks in launched.items():
             assert sorted(ranks) == list(range(len(key.members))), "all ranks or none"
-            assert len({self.counts[key, rank] for rank in ranks}) == 1, "a mismatch is not launched"
+            assert len({self.counts[key, rank] for rank in ranks}) == 1, "mismatched operations are not launched"
 
     # ---- events ----
 
@@ -256,7 +256,7 @@ class Ranks(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.wait(60.0)
-        assert not self.waiting, "everything was answered"
+        assert not self.waiting, "every message was answered"
         for owner in (*SESSIONS, *OVER_DAEMONS):
             self.close(owner)
         assert len(self.coordinator.matcher) == 0 and len(self.coordinator.recorder) == 0

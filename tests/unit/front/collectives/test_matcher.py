@@ -181,7 +181,7 @@ def test_lost_device_fails_operations_that_wait_for_it() -> None:
     present(matcher, key(0, 2), 0, present_body())
     present(matcher, key(1, 2), 1, present_body())
     sends = matcher.on_loss(location(1), "it was killed by SIGSEGV", {"s"})
-    assert ops(sends) == [(0, "fail")]  # device 1 itself is gone
+    assert ops(sends) == [(0, "fail")]  # device 1 itself is lost
     assert refusal_in(sends[0]).reason == Reason.COMMUNICATOR_FAILED
     assert "Device 1 of group [0, 1]" in refusal_in(sends[0]).message and "SIGSEGV" in refusal_in(sends[0]).message
     assert len(matcher) == 1
@@ -197,7 +197,7 @@ def test_a_lost_process_fails_the_operations_of_its_sessions_only() -> None:
     assert [(send.location, send.body["channel"]) for send in sends] == [(location(0, 1), 10)]
     assert len(matcher) == 1
     assert matcher.on_loss(location(0, 2), "it was killed by SIGSEGV", {"t"}) == [], (
-        "the part that had come is gone with it"
+        "the part that had arrived is dropped with it"
     )
     assert len(matcher) == 0
 

@@ -1,4 +1,4 @@
-"""Operations that are ordered behind others run after them: in whatever order parts arrive, no rank receives "go" too
+"""Operations that are queued after others run after them: in whichever order parts arrive, no rank receives "go" too
 early."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def encode_predecessors(*keys: MatchKey) -> list[list[Any]]:
 
 
 class Ranks:
-    """A coordinator, and device processes that join at once and record the messages sent to them."""
+    """A coordinator, and device processes that join immediately and record the messages sent to them."""
 
     def __init__(self) -> None:
         self.coordinator = Coordinator(30.0, nonce="n")
@@ -54,8 +54,8 @@ class Ranks:
         return about_operations
 
 
-def test_operation_queued_behind_another_is_released_after_it() -> None:
-    """Device 1 has C first, and X behind C. If X were released first, it would block everything behind it on that
+def test_operation_queued_after_another_is_released_after_it() -> None:
+    """Device 1 has C first, and X after C. If X were released first, it would block all later operations on that
     device."""
     ranks = Ranks()
     c, x, y = key(1, 2), key(0, 1), key(1, 0)
@@ -68,7 +68,7 @@ def test_operation_queued_behind_another_is_released_after_it() -> None:
     ]  # fmt: skip
 
 
-def test_operation_queued_behind_a_failed_one_is_released() -> None:
+def test_operation_queued_after_a_failed_one_is_released() -> None:
     ranks = Ranks()
     c, x = key(1, 2), key(0, 1)
     ranks.present(1, c, timeout=3)
@@ -91,7 +91,7 @@ def test_held_operation_fails_at_its_own_timeout() -> None:
     assert ops(ranks.present(2, c)) == [(1, "go"), (2, "go")]
 
 
-def test_crossed_operations_fail_at_once_on_all_ranks() -> None:
+def test_crossed_operations_fail_immediately_on_all_ranks() -> None:
     ranks = Ranks()
     a, b = key(0, 1, sequence=1), key(0, 1, sequence=2)
     ranks.present(0, a)
@@ -191,7 +191,7 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
     launched: set[tuple[int, MatchKey]] = set()
     while any(remaining.values()):
         device = random.choice([device for device, of_device in remaining.items() if of_device])
-        # one of the streams may be ahead of the other, but each is in order
+        # one of the streams may be further than the other, but each is in order
         stream = random.choice(sorted({stream for _, stream in remaining[device]}))
         index = next(index for index, row in enumerate(remaining[device]) if row[1] == stream)
         operation, _ = remaining[device].pop(index)
@@ -202,15 +202,15 @@ def test_all_operations_can_be_launched_in_the_order_of_the_messages(
             operation_key = key(*send.body["devices"], sequence=send.body["sequence"])
             receiver = send.location.device
             blocker = predecessor_of.get((receiver, operation_key))
-            assert blocker is None or (receiver, blocker) in launched, "it could not start there"
+            assert blocker is None or (receiver, blocker) in launched, "the operation could not start on that rank"
             launched.add((receiver, operation_key))
-    assert len(launched) == sum(len(operation.members) for operation, _ in operations), "none is left"
+    assert len(launched) == sum(len(operation.members) for operation, _ in operations), "no operation remains"
     assert len(ranks.coordinator.matcher) == 0 and not len(ranks.coordinator.matcher.order)
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)), max_size=30))
 def test_order_keeps_no_state_of_closed_operations(steps: list[tuple[int, set[int]]]) -> None:
-    order: Any = CollectiveOrder()  # numbers stand for the keys of operations
+    order: Any = CollectiveOrder()  # numbers serve as the keys of operations
     for operation, predecessors in steps:
         order.open(operation)
         if not order.is_held(operation) and order.hold(operation, predecessors) and order.find_cycle(operation):

@@ -49,7 +49,7 @@ def state_sizes(router: CollectiveRouter) -> tuple[int, int]:
     return len(router.coordinator.matcher), len(router.coordinator.recorder)
 
 
-def test_ranks_are_those_of_the_order_of_devices() -> None:
+def test_ranks_follow_the_order_of_the_devices() -> None:
     async def scenario() -> None:
         router, zero, one = CollectiveRouter([0, 1], 30), Link(0), Link(1)
         receive(router, zero, present((1, 0)))
@@ -71,7 +71,7 @@ def test_ranks_are_those_of_the_order_of_devices() -> None:
         (present((), group="aa" * 16), Reason.INVALID_HANDLE),
     ],
 )
-def test_groups_that_cannot_be(body: dict[str, Any], reason: Reason) -> None:
+def test_invalid_groups_are_refused(body: dict[str, Any], reason: Reason) -> None:
     async def scenario() -> None:
         router, zero = CollectiveRouter([0, 1], 30), Link(0)
         receive(router, zero, body)
@@ -236,7 +236,7 @@ def test_groups_over_daemons_are_routed_to_their_peers() -> None:
     run(scenario())
 
 
-def test_row_is_launched_by_one_message() -> None:
+def test_consecutive_operations_are_launched_by_one_message() -> None:
     """Consecutive operations are released in one message. If a rank stops, or another rank leaves a gap, the sequence
     is split into several messages."""
 
@@ -266,7 +266,7 @@ def test_row_is_launched_by_one_message() -> None:
 
 
 @pytest.mark.parametrize("count", ["x", [], {}])
-def test_a_row_of_nothing(count: object) -> None:
+def test_invalid_counts_of_operations_are_ignored(count: object) -> None:
     async def work() -> None:
         router = CollectiveRouter([0, 1], 5.0)
         receive(router, Link(0), {**present(), "count": count or "y"})

@@ -42,7 +42,7 @@ def agreeing(draw: st.DrawFn, ranks: int | None = None) -> Lists:
         fields = {"count": draw(counts), "dtype": draw(st.sampled_from(DTYPES))}
         for rank, kind, peer in ((sender, "send", receiver), (receiver, "recv", sender)):
             operations = lists[rank]
-            # The k-th send belongs to the k-th receive, so it must come after those of the same pair.
+            # The k-th send belongs to the k-th receive, so it must follow those of the same pair.
             earliest = 1 + max(
                 (index for index, entry in enumerate(operations) if (entry["kind"], entry["peer"]) == (kind, peer)),
                 default=-1,
@@ -124,7 +124,7 @@ def test_mismatch_of_single_operations() -> None:
     assert difference is not None and (difference.field, difference.odd_ranks, difference.position) == ("kind", [1], 0)
 
 
-def test_a_rank_that_has_less_is_named_with_how_many() -> None:
+def test_a_rank_with_fewer_operations_is_named_with_their_number() -> None:
     both = [operation("all_gather")] * 3
     difference = find_mismatch({0: both, 1: both, 2: both[:2]}, 3)
     assert difference is not None and (difference.field, difference.odd_ranks, difference.values) == (

@@ -129,7 +129,7 @@ def test_a_limit_on_open_files_below_the_budget(open_files: Any) -> None:
     open_files(512)
     assert re.search(r"512, which leaves \d+ connections to gRPC.* raise it to 1024", warnings()["connections"])
     open_files(2000)
-    assert "connections" not in warnings(), "the defaults are as many as fit"
+    assert "connections" not in warnings(), "the defaults are the most that fit"
     found = warnings(connections={"max": 4000})["connections"]
     needed = int(re.search(r"raise it to (\d+)", found)[1])  # type: ignore[index]
     assert 25000 < needed < 26000

@@ -231,7 +231,7 @@ def test_command_line(tmp_path: Path) -> None:
     printed = hearthd("print-config", HEARTH_SESSIONS_MAX="5")
     assert printed.returncode == 0 and "max = 5  # HEARTH_SESSIONS_MAX" in printed.stdout
     again = file(tmp_path, printed.stdout)
-    assert load(again, {})[0].sessions.max == 5, "what is printed can be read"
+    assert load(again, {})[0].sessions.max == 5, "the printed configuration can be loaded"
     assert hearthd("version").stdout == hearthd("--version").stdout
     assert hearthd("--version").stdout.startswith("hearthd ")
     wrong = hearthd("check-config", "--config", str(file(tmp_path, "[devices]\nbackends = 1\n")))

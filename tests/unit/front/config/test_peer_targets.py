@@ -87,7 +87,7 @@ def test_auto_without_the_metadata_of_clouds() -> None:
 def test_names_are_allowed_by_their_addresses(names: dict[str, list[str]]) -> None:
     names.update(inside=["10.0.0.5"], both=["127.0.0.1", "8.8.8.8", "10.0.0.5"], outside=["8.8.8.8"])
     assert find("inside:7", "10.0.0.0/8") == ["10.0.0.5:7"]
-    assert find("both:7", "10.0.0.0/8") == ["10.0.0.5:7"], "what is not allowed is left out"
+    assert find("both:7", "10.0.0.0/8") == ["10.0.0.5:7"], "forbidden addresses are omitted"
     assert find("both:7", "auto", "inside") == ["127.0.0.1:7", "10.0.0.5:7"]
     assert find("outside:7", "auto", "inside") == [] == find("nowhere:7", "auto", "inside")
     assert find("10.0.0.5:7", "inside:7") == ["10.0.0.5:7"] and find("10.0.0.5:8", "inside:7") == []
@@ -95,10 +95,10 @@ def test_names_are_allowed_by_their_addresses(names: dict[str, list[str]]) -> No
 
 def test_a_name_of_the_list_is_looked_up_once(names: dict[str, list[str]]) -> None:
     names["gpu1"] = ["10.0.0.5", "10.0.0.6"]
-    assert find("GPU1.:7424", "gpu1:7424") == [], "a resolver sees names as they are written"
+    assert find("GPU1.:7424", "gpu1:7424") == [], "a resolver gets names as they are written"
     names["lookups"].clear()
     assert find("gpu1:7424", "Gpu1.:7424") == ["10.0.0.5:7424", "10.0.0.6:7424"]
-    assert names["lookups"] == ["gpu1"], "a second answer could differ"
+    assert names["lookups"] == ["gpu1"], "a second lookup could differ"
 
 
 def test_closed_target_list_resolves_no_names(names: dict[str, list[str]]) -> None:

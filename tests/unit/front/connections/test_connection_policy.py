@@ -152,7 +152,7 @@ def test_wait_of_a_held_connection_is_bounded() -> None:
 
 
 @given(st.lists(st.tuples(PEERS, st.floats(0, 5)), max_size=40))
-def test_each_held_connection_has_its_turn_and_no_two_come_at_once(arrivals: list[tuple[str, float]]) -> None:
+def test_each_held_connection_has_its_turn_and_no_two_have_the_same(arrivals: list[tuple[str, float]]) -> None:
     turns = AdmissionOrder(period=0.05)
     waiting = [UnauthenticatedConnection(n, n, peer, "x", since) for n, (peer, since) in enumerate(arrivals)]
     let_in: list[tuple[float, UnauthenticatedConnection]] = []

@@ -1,4 +1,4 @@
-"""What a daemon does regularly, without a client's call."""
+"""Periodic work of a daemon, without a client's call."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def test_once_after_each_time_that_there_were_sessions() -> None:
     due = [now for sessions, now in seen if trimming.is_due(sessions, START, now)]
     assert due == [16.0]
     assert not trimming.is_due(2, START, 36.0) and not trimming.is_due(0, START, 37.0), (
-        "a new session begins the wait again"
+        "a new session restarts the wait"
     )
     assert not trimming.is_due(0, START, 41.9) and trimming.is_due(0, START, 42.0)
 
@@ -33,11 +33,11 @@ def test_small_growth_costs_no_trimming() -> None:
     trimming = HeapTrimming()
     trimming.is_due(1, START, 0.0)
     assert not any(trimming.is_due(1, START + MIN_GROWTH_BYTES - 1, float(now)) for now in range(1, 100))
-    assert not trimming.is_due(1, START + 2 * MIN_GROWTH_BYTES, 100.0), "it has just grown"
+    assert not trimming.is_due(1, START + 2 * MIN_GROWTH_BYTES, 100.0), "it has grown too recently"
     assert trimming.is_due(1, START + 2 * MIN_GROWTH_BYTES, 100.0 + SETTLE_S)
 
 
-def test_memory_in_use_is_tried_again_less_and_less_often() -> None:
+def test_trims_that_fail_for_memory_in_use_are_retried_with_growing_intervals() -> None:
     trimming = HeapTrimming()
     trimming.is_due(1, START, 0.0)
     trimmed = []
@@ -50,7 +50,7 @@ def test_memory_in_use_is_tried_again_less_and_less_often() -> None:
     assert set(intervals[4:]) == {MAX_INTERVAL_S}
 
 
-def test_memory_in_use_at_a_trimming_is_given_back_after_its_release() -> None:
+def test_memory_in_use_at_a_trim_is_returned_after_its_release() -> None:
     trimming = HeapTrimming()
     trimming.is_due(1, START, 0.0)
     held, left = START + 3 * MIN_GROWTH_BYTES, []

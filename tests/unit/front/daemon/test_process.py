@@ -1,5 +1,5 @@
-"""The daemon as a process with real device processes of the CPU backend: signals, exit codes, and nothing left
-behind."""
+"""The daemon as a process with real device processes of the CPU backend: signals, exit codes, and no remaining
+resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of reloadable settings, the plan of a reload, and a request during a reload, which causes one more."""
+"""The table of reloadable settings, the plan of a reload, and a request during a reload, which causes another one."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_time_that_is_used_up_by_a_lower_quota() -> None:
     accounts.change({"a": Tenant("a", quotas=Quotas(gpu_seconds=4)), "b": Tenant("b")})
     assert ended == ["a"] and account.exhausted
     accounts.change({"a": Tenant("a", quotas=Quotas(gpu_seconds=4, sessions=3))})
-    assert ended == ["a"], "they were told"
+    assert ended == ["a"], "the clients were notified"
     accounts.change({"a": Tenant("a", quotas=Quotas(gpu_seconds=20))})
     account.check_time()
 
@@ -226,7 +226,7 @@ def test_time_that_is_used_up_by_a_lower_quota() -> None:
 # ---- the reloader ----
 
 
-def test_requests_during_a_reload_cause_one_more_reload() -> None:
+def test_requests_during_a_reload_cause_one_further_reload() -> None:
     async def scenario() -> None:
         reads, made = [0], []
         gate = threading.Event()
@@ -317,7 +317,7 @@ def test_reload_messages_to_device_processes(tmp_path: Path) -> None:
             await reloader.wait_until_idle()
             await until(lambda: len(fake.changes) == 2)
             (zero, general), (number, mine) = sorted(fake.changes, key=lambda change: change[0])
-            assert fake.spec.scrub, "a second tenant may come: what one leaves is not for it"
+            assert fake.spec.scrub, "memory is cleared, because a second tenant may follow"
             assert zero == 0 and general["launch_timeout"] == 5 and general["log_level"] == "info"
             assert general["load_timeout"] == 9 and device.spec.load_timeout == 9
             assert number == channel.number and mine["weight"] == 3 and mine["priority"] == -1

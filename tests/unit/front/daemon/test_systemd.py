@@ -31,14 +31,14 @@ def test_no_message_without_a_service_manager(monkeypatch: pytest.MonkeyPatch) -
     for word in (notifier.status, notifier.starting, notifier.ready, notifier.stopping, notifier.notify):
         word("x")
     notifier.reloading()
-    asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends at once
+    asyncio.run(asyncio.wait_for(notifier.watchdog(lambda: True), 1))  # ends immediately
 
 
 def test_notification_for_each_state(manager: NotifySocket) -> None:
     notifier = Notifier()
     notifier.reloading()
     notifier.reloaded()
-    assert manager.listen(0) == [], "it is not ready"
+    assert manager.listen(0) == [], "the daemon is not ready"
     notifier.starting("Starting")
     notifier.ready("Serving")
     notifier.status("Serving")  # unchanged, so it is not sent again
@@ -102,7 +102,7 @@ def test_another_process_s_watchdog_is_left_alone(manager: NotifySocket, monkeyp
 
 
 def test_watchdog_is_not_fed_while_a_device_is_silent(manager: NotifySocket, tmp_path: Path) -> None:
-    """The supervisor replaces the device process long before. If even that does not happen, systemd has to restart the
+    """The supervisor replaces the device process long before. If even that does not happen, systemd must restart the
     daemon."""
 
     async def scenario() -> None:

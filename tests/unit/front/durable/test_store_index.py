@@ -41,7 +41,7 @@ def test_newer_copy_of_a_reused_handle_is_kept() -> None:
     shelf.reserve(1, 7, 10)
     shelf.reserve(2, 8, 10)
     shelf.commit([(1, 0), (2, 0)])
-    shelf.reserve(3, 7, 10)  # the message that copy 1 is no longer needed is on its way
+    shelf.reserve(3, 7, 10)  # the message that copy 1 is no longer needed is in transit
     assert shelf.discard_incomplete() == [(0, 2 * PAGE), (4 * PAGE, 2 * PAGE)]
     assert list(shelf.copies) == [2]
 
@@ -146,7 +146,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: all(copy.committed is not None for copy in self.index.copies.values()))
     @rule()
     def crash(self) -> None:
-        """Loses everything under way, in both directions."""
+        """Loses every message in transit, in both directions."""
         self.index.discard_incomplete()
         self.begin_process()
 
@@ -158,8 +158,8 @@ class Crashes(RuleBasedStateMachine):
                 assert self.last_known == 0
                 return
             snapshots.add(self.file[copy.offset + copy.committed * span_of(1)])
-        assert len(snapshots) == 1 and TORN not in snapshots, "the two are of different moments, or torn"
-        assert snapshots.pop() >= self.last_known, "a copy that the client knows to be complete is gone"
+        assert len(snapshots) == 1 and TORN not in snapshots, "the two are of different checkpoints, or torn"
+        assert snapshots.pop() >= self.last_known, "a copy that the client knows to be complete is missing"
 
 
 Crashes.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

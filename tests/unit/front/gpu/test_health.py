@@ -30,8 +30,8 @@ UUID = "0a1b"
 @pytest.mark.parametrize("xid", sorted(health.FATAL_XIDS))
 def test_xids_that_only_a_reset_helps_against(xid: int) -> None:
     assert f"Xid {xid}" in health.hardware_fault(GpuReading(xids={13: 5, xid: 1}))
-    assert not health.hardware_fault(GpuReading(xids={xid: 1}), {xid: 1}), "an operator has dealt with it"
-    assert health.hardware_fault(GpuReading(xids={xid: 2}), {xid: 1}), "and it came again"
+    assert not health.hardware_fault(GpuReading(xids={xid: 1}), {xid: 1}), "an operator has handled this error"
+    assert health.hardware_fault(GpuReading(xids={xid: 2}), {xid: 1}), "and it occurred again"
 
 
 WELL = [
@@ -99,7 +99,7 @@ def test_a_fence_that_an_operator_lifts_stays_lifted_until_something_new() -> No
     assert "79" in device.sick
     device.sick = ""
     watch.check({0: GpuReading(xids={79: 2}, remap_failed=True)})
-    assert "replaced" in device.sick, "what is still so is found again"
+    assert "replaced" in device.sick, "a persistent failure is detected again"
     watch.check({})
 
 

@@ -27,7 +27,7 @@ def test_concurrent_callers_share_one_computation() -> None:
         stays = asyncio.ensure_future(answer.get(1.0))
         await asyncio.sleep(0)
         gone.cancel()
-        assert await stays == 2, "a cancelled caller leaves the answer to the others"
+        assert await stays == 2, "a cancelled caller does not cancel the computation for the others"
         answer.close()
 
     asyncio.run(scenario())

@@ -188,7 +188,7 @@ def test_probes_are_answered_at_the_connection_limit(tmp_path: Path, monkeypatch
         async with front(tmp_path, listen__http="127.0.0.1:0", **flags) as f, contextlib.AsyncExitStack() as stack:
             limiter = f.daemon.parts.connections.limiters["http"]
             silent = [await stack.enter_async_context(opened(f)) for _ in range(50)]
-            assert (await asked(f, HEAD % b"/status"))[0] == 200, "those who wait make room"
+            assert (await asked(f, HEAD % b"/status"))[0] == 200, "waiting connections are closed to make room"
             await until(lambda: displaced(f, "address") == 47)
             for reader, _ in silent[:40]:
                 await closed(reader)

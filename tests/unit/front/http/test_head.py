@@ -58,7 +58,7 @@ def test_invalid_heads_are_refused(data: bytes, status: int, reason: str) -> Non
     assert (error.value.status, error.value.reason) == (status, reason) and error.value.fix
 
 
-def test_invalid_beginning_of_a_head_is_refused_at_once() -> None:
+def test_invalid_beginning_of_a_head_is_refused_immediately() -> None:
     for length in range(1, len(GOOD)):
         check_beginning(GOOD[:length])
     for begun in (b"\x00", b"\x16\x03\x01", b"{", b"GET" + b"a" * MAX_HEAD, b"GET /" + b"a" * MAX_LINE,

@@ -97,7 +97,7 @@ def test_many_pages_cost_one_document_a_second(tmp_path: Path) -> None:
             assert len(set(await asyncio.gather(*(look("?max_age=5") for _ in range(50))))) == 1
             assert len(made) == 1
             first, second = await look(""), await look("")
-            assert second >= first and len(made) == 3, "without max_age it is of now"
+            assert second >= first and len(made) == 3, "without max_age the document is current"
 
     run(scenario())
 

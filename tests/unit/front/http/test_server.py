@@ -57,7 +57,7 @@ def test_probes_follow_the_devices(tmp_path: Path) -> None:
             f.device(0).die()
             await until(lambda: f.daemon.supervisor.find(0).state == 4)
             status, text = await get(f, "/readyz")
-            assert status == 200 and "fenced" in text, "a fenced device does not take the node with it"
+            assert status == 200 and "fenced" in text, "a fenced device does not make the node unready"
             f.device(1).die()
             await until(lambda: f.daemon.supervisor.find(1).state == 4)
             assert (await get(f, "/readyz"))[0] == 503
@@ -104,7 +104,7 @@ def test_metrics_page(tmp_path: Path) -> None:
             status, text = await get(f, "/metrics")
             found = samples(text)
             assert status == 200 and ("hearth_memory_used_bytes", "0") not in found
-            assert found["hearth_launches_total", "0"] == 3, "a counter stays where it was last seen"
+            assert found["hearth_launches_total", "0"] == 3, "a counter keeps its last value"
             f.launcher.mute = False
 
     run(scenario())

@@ -52,7 +52,7 @@ def test_user_of_the_socket_is_the_tenant_and_a_token_counts_instead(tmp_path: P
         async with front(tmp_path, listen__http_unix="auto") as f:
             path = f.daemon.addresses.http_unix
             assert path == str(tmp_path / "h-http.sock") and not f.daemon.addresses.http
-            assert await seen(f) == [], "without tenants no credential is asked for"
+            assert await seen(f) == [], "without tenants no credential is required"
             auth = f.daemon.access.auth
             auth.directory = directory(MINE, BY_TOKEN)
             for tenant in auth.directory.tenants.values():
@@ -60,7 +60,7 @@ def test_user_of_the_socket_is_the_tenant_and_a_token_counts_instead(tmp_path: P
             assert await seen(f) == ["mine"]
             assert await seen(f, Authorization=f"Bearer {TOKEN}") == ["by-token"]
             status, _ = await get(path, "/status", Authorization="Bearer hearth_wrong")
-            assert status == 401, "a wrong token is not helped by the user"
+            assert status == 401, "a wrong token is refused also with a known user"
             for page in ("/", "/metrics", "/healthz", "/readyz"):
                 assert (await get(path, page))[0] == 200, page
             assert 'tenant="mine"' in (await get(path, "/metrics"))[1]

@@ -44,7 +44,7 @@ def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
                 other = Front(f.daemon, f.launcher, tcp)
                 other.token = f.token
                 stream, attached = await attach(other)
-                assert not attached.HasField("lane"), "another host, for all that is known"
+                assert not attached.HasField("lane"), "possibly another host"
                 stream.cancel()
                 await gone(f)
             stream, attached = await attach(f, resumable=False)
@@ -55,7 +55,7 @@ def test_lanes_are_offered_over_the_unix_socket_only(tmp_path: Path) -> None:
             for bound in (CommandQueue(max_commands=9), CommandQueue(max_bytes=9)):
                 session.queue = bound
                 stream, attached = await attach(f)
-                assert not attached.HasField("lane"), "its work has to be counted"
+                assert not attached.HasField("lane"), "its work must be counted"
                 stream.cancel()
                 await gone(f)
             session.queue = CommandQueue()
@@ -175,7 +175,7 @@ def test_unused_tickets_are_forgotten() -> None:
     assert tickets.redeem(newest) is attachment and tickets.redeem(newest) is None
     now[0] = 5.0
     assert tickets.redeem(tickets.issue(attachment)) is attachment
-    assert len(tickets) == 0, "the old ones went when another was issued"
+    assert len(tickets) == 0, "old tickets were removed when another was issued"
 
 
 def test_silent_and_malformed_connections_are_closed(tmp_path: Path) -> None:

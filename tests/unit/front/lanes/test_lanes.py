@@ -108,7 +108,7 @@ def test_late_responses_are_sent_after_the_lane(tmp_path: Path) -> None:
             client = await LaneClient.connect(attached.lane)
             await until(lambda: device(f).given)
             device(f).send(Kind.RESPONSE, result(71), channel=1)
-            await until(lambda: device(f).asked), "its client has to come for it"
+            await until(lambda: device(f).asked), "the lane waits for its client"
             device(f).adopt(device(f).kept)
             assert (await client.read()).kind == Kind.LIVE
             device(f).say(Kind.RESPONSE, result(72))
@@ -226,7 +226,7 @@ def test_a_fresh_attachment_after_a_lane(tmp_path: Path) -> None:
                 await attach(f)
             assert error.value.reason == Reason.HANDLE_IN_USE
             client.send(batch(2, requests=1))
-            assert await client.take(1, acked=2) == [2], "none of it touched the lane"
+            assert await client.take(1, acked=2) == [2], "the lane is unaffected"
             stream.cancel()
             await gone(f)
             await client.over()
@@ -262,7 +262,7 @@ def test_new_stream_replaces_one_with_a_lane(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("had", [1, 4, 7])
 def test_a_device_lost_with_copies(tmp_path: Path, had: int) -> None:
-    """The client may have received more responses than the front knows of, or fewer."""
+    """The client may have received more responses than the front has recorded, or fewer."""
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1) as f:
@@ -271,7 +271,7 @@ def test_a_device_lost_with_copies(tmp_path: Path, had: int) -> None:
             client.send(batch(1, requests=3))
             assert await client.take(3, acked=1) == [1, 1, 1]
             await until(lambda: kept(f).number == 3)
-            for request in range(2, 6):  # for batches that the front does not know of
+            for request in range(2, 6):  # for batches unknown to the front
                 device(f).say(Kind.RESPONSE, result(request), copied=False)
             assert await client.take(4) == [2, 3, 4, 5]
             first = device(f)
@@ -304,7 +304,7 @@ def test_a_device_lost_while_a_lane_is_being_ended(tmp_path: Path) -> None:
             assert await client.take(1, acked=1) == [1]
             await until(lambda: kept(f).number == 1)
             first = device(f)
-            with first.said:  # the device process reads nothing any more
+            with first.said:  # the device process no longer reads
                 resumed = asyncio.ensure_future(resume(f, received=1, acked=1))
                 await until(lambda: channel(f).lane is not None and channel(f).lane.ending)
                 first.die()
@@ -353,7 +353,7 @@ def test_batch_on_the_stream_during_a_lane_ends_the_stream(tmp_path: Path) -> No
 def test_a_lane_that_ends_unused_is_counted_and_left_for_the_stream(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The client gave up just as the lane was handed over. Responses of that time are sent on the stream, without a
+    """The client abandoned the lane during the hand-over. Responses of that time are sent on the stream, without a
     request."""
 
     async def scenario() -> None:
@@ -407,7 +407,7 @@ def test_client_may_query_the_state_of_its_attachment(tmp_path: Path) -> None:
             assert await query() == (True, True, None, 3)
             device(f).drop()
             await client.over()
-            device(f).send(Kind.RESPONSE, result(5), channel=1)  # put aside for a client that attaches again
+            device(f).send(Kind.RESPONSE, result(5), channel=1)  # kept for a client that attaches again
             await until(lambda: kept(f).total == 4)
             assert await query() == (True, True, None, 4)
 
@@ -502,6 +502,6 @@ def test_responses_arrive_exactly_once_over_lane_and_stream(
     replies.assign_numbers()
     delivered += replies
     assert sorted(delivered) == sorted(emitted)
-    assert delivered[len(delivered) - len(aside) :] == aside, "in order, behind the lane's"
+    assert delivered[len(delivered) - len(aside) :] == aside, "in order, after the lane's"
     replies.release(len(delivered))
     assert not replies.bytes and not list(replies)

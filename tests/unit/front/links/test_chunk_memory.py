@@ -37,7 +37,7 @@ class End(NamedTuple):
     link: DeviceLink
     sock: socket.socket
     files: socket.socket
-    """The socket beside the link."""
+    """The socket for descriptors, in addition to the link."""
 
     def receive_memory(self) -> tuple[Layout, mmap.mmap]:
         """Receives the file that the front has handed over."""
@@ -104,7 +104,7 @@ def opened(link: DeviceLink) -> Channel:
     return link.open_channel(SessionTable().open("test", "0")[0])
 
 
-def test_a_chunk_is_taken_from_its_slot_which_is_free_at_once() -> None:
+def test_a_chunk_is_copied_from_its_slot_which_is_free_immediately() -> None:
     async def scenario() -> None:
         async with linked() as end:
             channel, (layout, memory) = opened(end.link), end.receive_memory()
@@ -189,7 +189,7 @@ def test_small_chunks_need_no_memory(chunk_bytes: int) -> None:
     run(scenario())
 
 
-def test_a_process_that_was_given_none_may_not_name_a_slot() -> None:
+def test_a_process_without_chunk_memory_may_not_name_a_slot() -> None:
     async def scenario() -> None:
         async with linked(4096) as end:
             end.chunk(1, 7, 0, 1)

@@ -103,7 +103,7 @@ def test_frames_in_any_cut() -> None:
     run(scenario())
 
 
-def test_a_full_socket_pushes_back_and_never_stops_reading() -> None:
+def test_a_full_socket_applies_backpressure_and_never_stops_reading() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
             while not link.paused:
@@ -146,7 +146,7 @@ def test_garbage_ends_the_link_with_a_reason(garbage: bytes) -> None:
     run(scenario())
 
 
-def test_loss_reaches_everyone_once() -> None:
+def test_loss_is_reported_once_to_each_waiting_call() -> None:
     async def scenario() -> None:
         async with linked() as (link, peer):
             channel = link.open_channel(session())

@@ -133,7 +133,7 @@ def test_late_reports_of_an_older_process_are_ignored() -> None:
     assert totals.counts().counters["launches"] == 6
 
 
-def test_processes_at_once_count_together_and_each_for_its_tenant() -> None:
+def test_concurrent_processes_are_summed_and_each_counts_for_its_tenant() -> None:
     totals = DeviceTotals()
     totals.set_tenant(1, "x")
     totals.set_tenant(2, "y")

@@ -38,7 +38,7 @@ def reached(reading: float) -> OverloadLevel:
 
 
 @given(READINGS)
-def test_level_rises_at_once_and_falls_slowly(course: list[tuple[float, float]]) -> None:
+def test_level_rises_immediately_and_falls_slowly(course: list[tuple[float, float]]) -> None:
     """Compares with the definition: a level ends only if every reading of the last HOLD_S was below its release
     threshold."""
     trigger, now, past = Trigger(FIRST, SECOND), 0.0, []
@@ -47,7 +47,7 @@ def test_level_rises_at_once_and_falls_slowly(course: list[tuple[float, float]])
         before = trigger.level
         level = trigger.update(reading, now)
         past.append((now, reading))
-        assert level >= reached(reading), "a reading over a threshold is acted on at once"
+        assert level >= reached(reading), "a reading over a threshold takes effect immediately"
         assert level >= before - 1, "one step at a time"
         if level < before:
             release = RELEASE * trigger.thresholds[before]
@@ -136,7 +136,7 @@ def test_overload_is_reported_refuses_calls_and_ends() -> None:
     values["descriptors"] = 0.99
     manager.measure(0.0, all_resources=True)
     assert manager.admit("Launch") is not None and manager.admit("Free") is None
-    assert manager.description.startswith("up to 99% of the files"), "what is critical, and not what is merely elevated"
+    assert manager.description.startswith("up to 99% of the files"), "names critical readings, and not elevated ones"
     values.update(memory=0.0, descriptors=0.0)
     for _ in range(6):
         clock.now += HOLD_S
@@ -185,7 +185,7 @@ def test_changed_thresholds_count_for_the_last_readings() -> None:
     manager.change(OverloadSettings(memory=120, memory_critical=140))
     assert manager.level == OverloadLevel.CRITICAL and manager.admit("Launch") is not None
     manager.change(OverloadSettings(memory=151, memory_critical=200))
-    assert manager.level == OverloadLevel.CALM, "at once, although the reading is not well below"
+    assert manager.level == OverloadLevel.CALM, "immediately, although the reading is not far below"
     manager.change(OverloadSettings(memory=100, memory_critical=200))
     manager.change(OverloadSettings(memory=100, memory_critical=200, enabled=False))
     assert manager.admit("OpenSession") is None

@@ -42,7 +42,7 @@ def test_operations_run_in_order_on_one_communicator(loop: str) -> None:
                 assert all(go["ranks"] == 2 and go["devices"] == [] and go["group"] == both.group.hex() for go in gos)
             (first,) = {gos[0]["comm"] for gos in went}
             (second,) = {gos[1]["comm"] for gos in went}
-            assert second == f"{both.group.hex()}@1/{first}", "no name of another group's or of a local one"
+            assert second == f"{both.group.hex()}@1/{first}", "no name of another group's or of a local communicator"
             states = [group.state for group in (*both.first.groups, *both.second.groups)]
             assert states == ["ready", "ready"]
 
@@ -131,7 +131,7 @@ def test_a_rank_that_withdraws(odd: int) -> None:
     run(work())
 
 
-def test_operation_behind_another_is_launched_after_it() -> None:
+def test_operation_queued_after_another_is_launched_after_it() -> None:
     async def work() -> None:
         async with pair() as both:
             for number, rows in enumerate((((1, []), (2, [[[], 1]])), ((2, []),))):
@@ -199,7 +199,7 @@ async def wait_until_presented(both: Pair) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 @both_loops
-def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
+def test_a_daemon_that_is_lost_is_noticed_immediately(dead: int, loop: str) -> None:
     async def work() -> None:
         async with pair() as both:
             await both.run(1)
@@ -218,7 +218,7 @@ def test_a_daemon_that_is_lost_is_noticed_at_once(dead: int, loop: str) -> None:
             assert aborted.reason == Reason.COMMUNICATOR_FAILED and f"node {dead}" in aborted.message.lower()
             assert asyncio.get_running_loop().time() - lost_at < LATE
             survivor.present(session, both.group, 3)
-            over(survivor.ops("fail")[0], "over", f"node {dead}")  # at once, because the front knows of the loss
+            over(survivor.ops("fail")[0], "over", f"node {dead}")  # immediately, because the front knows the loss
             (membership,) = (both.first, both.second)[1 - dead].groups
             assert membership.state == "failed" and f"node {dead}" in membership.info().detail
             again = Pair(both.first, both.second)
@@ -255,7 +255,7 @@ def test_invalid_tickets_are_refused() -> None:
                     await both.second.groups.join(session, group, 1, both.members, ticket, 20.0)
                 errors.append(str(error.value))
                 assert error.value.reason == Reason.UNAUTHENTICATED
-            assert len(set(errors)) == 1, "nothing says whether it was the group or the secret"
+            assert len(set(errors)) == 1, "the error does not reveal whether the group or the secret is wrong"
             await both.run(1)
 
     run(work())
@@ -383,7 +383,7 @@ def test_refused_connection_counts_until_it_is_closed() -> None:
             writer.write(encode(hello(b"g" * 16, 1, b"s" * 16, (GroupMember(0, 0), GroupMember(1, 0)))))
             (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
             assert b"refused" in await reader.readexactly(size)
-            assert port.unauthenticated.total() == 1, "it has not hung up"
+            assert port.unauthenticated.total() == 1, "the coordinator has not closed the connection"
             begin = asyncio.get_running_loop().time()
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""

@@ -127,7 +127,7 @@ def test_local_communicators_are_out_of_reach() -> None:
     run(work())
 
 
-def test_ranks_of_others_cannot_be_played() -> None:
+def test_ranks_of_others_cannot_be_impersonated() -> None:
     async def work() -> None:
         async with pair() as both, insider(both) as peer:
             for device in (1, 5, 10**9):
@@ -342,7 +342,7 @@ def test_a_coordinator_reaches_its_group_only() -> None:
     run(work())
 
 
-def test_launch_of_an_operation_that_was_given_up_reaches_the_process() -> None:
+def test_launch_of_an_abandoned_operation_reaches_the_process() -> None:
     """The process reports that it misses the operation. The other ranks would wait for it otherwise."""
 
     async def work() -> None:

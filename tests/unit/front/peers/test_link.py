@@ -88,7 +88,7 @@ async def greet(server: Echo, pin: bytes = b"", link_factory: Callable[[], PeerL
 
 
 async def greet_hasty(server: Echo, pin: bytes = b"") -> PeerLink:
-    """Greets a server whose handshake timeout may be too short on a busy machine: repeats what the timeout ends."""
+    """Greets a server whose handshake timeout may be too short on a busy machine: repeats after a timeout."""
     for _ in range(20):
         with contextlib.suppress(PeerLost):
             return await greet(server, pin)
@@ -138,7 +138,7 @@ def test_a_silent_peer_is_lost_and_a_beating_one_is_not(loop: str) -> None:
             await server.until(lambda: server.lost)
             assert 0.25 < asyncio.get_running_loop().time() - begin < LATE
             assert "no message arrived" in server.lost[0] and len(server.lost) == 1
-            assert not lost and not idle.end_reason, "the other one says that it is alive"
+            assert not lost and not idle.end_reason, "the other link sends heartbeats"
             with contextlib.suppress(ConnectionError):
                 await reader.read()
             writer.close()
@@ -198,7 +198,7 @@ def test_unauthenticated_peer_that_sends_garbage_is_disconnected(garbage: bytes)
             reader, writer = await asyncio.open_connection(server.address.host, server.address.port)
             writer.write(garbage)
             with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b"", "nothing is answered"
+                assert await reader.read() == b"", "no answer is sent"
             writer.close()
             assert not server.links
             link = await greet(server)
@@ -230,7 +230,7 @@ def test_unauthenticated_connections_are_bounded() -> None:
             await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED)
             reader, writer = await connect_from(server, 9)
             with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b"", "one more is hung up on"
+                assert await reader.read() == b"", "a further connection is closed"
             writer.close()
             waiting[0][1].close()
             await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED - 1)
@@ -250,7 +250,7 @@ def test_connections_of_one_host_do_not_exclude_others() -> None:
             await wait_for_unauthenticated(server, MAX_UNAUTHENTICATED_OF_HOST)
             reader, writer = await connect_from(server, 2)
             with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b"", "one more of this host is hung up on"
+                assert await reader.read() == b"", "a further connection of this host is closed"
             writer.close()
             link = await greet(server)
             link.close()
@@ -287,11 +287,11 @@ def test_flooding_peer_is_read_slowly(loop: str, tls: bool, certificates: Server
                 calm.send({"calm": True})
                 requests += 1
                 await asyncio.wait_for(answers.get(), 1.0)
-                assert not server.lost, "it waits; it is not cut"
+                assert not server.lost, "the peer is slowed down, not disconnected"
             assert asyncio.get_running_loop().time() - begin > 4 * peer_link.SLICE
             assert sum(link.pauses for link in server.links) >= 4
             received = [body["n"] for body in server.received if "n" in body]
-            assert received == list(range(20_000)), "and nothing of it is lost"
+            assert received == list(range(20_000)), "and no message is lost"
             writer.close()
             calm.close()
 

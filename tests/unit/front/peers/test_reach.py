@@ -1,4 +1,4 @@
-"""The answers about the addresses of a ticket: a session learns only whether it reached its group's coordinator."""
+"""The answers about the addresses of a ticket reveal only whether the group's coordinator was reached."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_all_unreachable_targets_give_the_same_error(pin: bytes) -> None:
                 logged += [entry["why"] for entry in logs if entry["event"] == "peer_unreachable"]
         assert len(errors) == 1, errors
         assert min(times) >= WINDOW * 0.99 and max(times) < WINDOW + LATE, times
-        assert len(logged) == len(KINDS) and len(set(logged)) > 1, "the log says which it was"
+        assert len(logged) == len(KINDS) and len(set(logged)) > 1, "the log states the cause"
 
     run(work())
 
 
-def test_attempts_are_limited_by_address_and_in_all() -> None:
+def test_attempts_are_limited_by_address_and_in_total() -> None:
     async def work() -> None:
         front = FakeFront("b", window=WINDOW)
         async with fronts(front), answering("closed") as one, answering("silent") as two:
@@ -117,7 +117,7 @@ def test_forbidden_addresses_are_not_contacted(monkeypatch: pytest.MonkeyPatch) 
             texts = {
                 str(refusal).replace(name, "?") for (refusal, _), name in zip(names, ("inside", "nowhere"), strict=True)
             }
-            assert len(texts) == 1, "a session does not learn which names there are"
+            assert len(texts) == 1, "the error does not reveal which names exist"
             assert all(WINDOW * 0.99 <= seconds < WINDOW + LATE for _, seconds in names)
         server.close()
 
@@ -136,7 +136,7 @@ def test_allowed_addresses_are_tried_and_others_named() -> None:
             good = first.groups.port.addresses[0]
             ticket = first.ticket(secret, addresses=["10.0.0.5:7424", good])
             await patient.groups.join(patient.session(0), group, 1, MEMBERS, ticket, 30.0)
-            assert patient.refused == ["10.0.0.5:7424"], "it is noted all the same"
+            assert patient.refused == ["10.0.0.5:7424"], "the refusal is recorded"
 
     run(work())
 

@@ -62,7 +62,7 @@ def test_follower_records_operations_of_its_ranks() -> None:
     run(work())
 
 
-def test_why_an_operation_did_not_run() -> None:
+def test_the_reason_for_which_an_operation_did_not_run() -> None:
     async def work() -> None:
         async with pair() as both:
             link, session = both.ranks[1], both.sessions[1]
@@ -155,7 +155,7 @@ def test_record_is_bounded() -> None:
     assert {entry.state for entry in history.operations.values()} == {"done"}
 
 
-def test_ranks_that_are_behind_are_not_remembered_for_ever() -> None:
+def test_lagging_ranks_are_eventually_forgotten() -> None:
     record = PeerRecord("ab", 3, 2)
     for sequence in range(1, 10 * OPERATIONS):
         record.record_presentation(1, {"sequence": sequence, "signature": SIGNATURE})

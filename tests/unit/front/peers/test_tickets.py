@@ -116,7 +116,7 @@ def test_secrets() -> None:
     assert tickets.same_secret(SECRET, SECRET)
     assert not tickets.same_secret(SECRET, b"t" * 16)
     assert not tickets.same_secret(SECRET[:-1], SECRET)
-    assert not tickets.same_secret(bytes(16), None), "the secret that stands in for an unknown group admits no client"
+    assert not tickets.same_secret(bytes(16), None), "the placeholder secret of an unknown group admits no client"
 
 
 @pytest.mark.parametrize(

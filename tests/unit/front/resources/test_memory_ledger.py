@@ -18,7 +18,7 @@ OVERHEAD = 50
 
 @dataclass
 class Process:
-    """A simulated device process: observes its limit, and gives back unused memory when the ledger asks."""
+    """A simulated device process: observes its limit, and returns unused memory at the ledger's request."""
 
     limit: int | None
     used: int = 0
@@ -42,7 +42,7 @@ class Process:
 
 
 class World:
-    """A ledger, its processes, and the messages on their way between them."""
+    """A ledger, its processes, and the messages in transit between them."""
 
     def __init__(self, total: int = TOTAL) -> None:
         self.ledger = MemoryLedger(total)
@@ -64,7 +64,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """Checks the invariants for the present state, including all messages on their way."""
+        """Checks the invariants for the present state, including all messages in transit."""
         most = sum(self.total if each.limit is None else each.limit for each in self.processes.values())
         everything = [each for each in self.processes.values() if each.limit is None]
         overheads = OVERHEAD * len(self.processes)
@@ -112,7 +112,7 @@ class World:
             self.step()
 
     def settle(self) -> None:
-        """Delivers messages until none is on its way."""
+        """Delivers messages until none is in transit."""
         for _ in range(1000):
             busy = [number for number, each in self.processes.items() if each.unconfirmed]
             for number in busy:
@@ -231,10 +231,10 @@ def test_total_memory_is_reported_by_the_first_process() -> None:
     assert list(world.processes) == [first, second]
     assert world.processes[second].limit == 0
     world.ledger.set_total(7)
-    assert world.ledger.total == TOTAL, "it stays what it was"
+    assert world.ledger.total == TOTAL, "the total does not change"
 
 
-def test_a_second_process_is_granted_slabs_of_what_the_first_gives_back() -> None:
+def test_a_second_process_is_granted_slabs_of_the_memory_that_the_first_returns() -> None:
     world = World()
     first, second = world.start(), world.start()
     world.settle()
@@ -246,7 +246,7 @@ def test_a_second_process_is_granted_slabs_of_what_the_first_gives_back() -> Non
     assert world.processes[second].limit == slab and world.processes[second].used == 1
     assert 1000 <= (world.processes[first].limit or 0) < TOTAL - 2 * OVERHEAD
     asked = world.ledger.free
-    assert asked > slab, "it gave back more than one slab: more will be wanted"
+    assert asked > slab, "it returned more than one slab, because more will be requested"
     world.end(second)
     world.settle()
     assert world.processes[first].limit == TOTAL - OVERHEAD, "alone again"
@@ -280,7 +280,7 @@ def test_a_quota_counts_for_all_processes_of_a_tenant() -> None:
     world.allocate(one, 600)
     world.allocate(other, 300)
     world.settle()
-    assert world.processes[other].used == 300, "what the first did not use"
+    assert world.processes[other].used == 300, "the memory that the first did not use"
     world.now += RECLAIM_BACKOFF
     world.ledger.request(other, 200)
     denied = world.ledger.decide(world.now)
@@ -298,7 +298,7 @@ def test_a_quota_counts_for_all_processes_of_a_tenant() -> None:
     assert world.processes[stranger].used == 2000
 
 
-def test_a_holder_that_does_not_answer_is_done_without() -> None:
+def test_an_unresponsive_holder_is_not_waited_for() -> None:
     world = World()
     deaf, other = world.start(), world.start()
     world.settle()
@@ -311,10 +311,10 @@ def test_a_holder_that_does_not_answer_is_done_without() -> None:
     assert world.processes[other].unconfirmed[0].denied
     world.deliver(other)
     world.allocate(other, TOTAL // 2)
-    assert world.processes[other].unconfirmed, "it is answered again, though nothing has changed"
+    assert world.processes[other].unconfirmed, "it is answered again, although nothing has changed"
 
 
-def test_process_without_unused_memory_is_not_queried_again_at_once() -> None:
+def test_process_without_unused_memory_is_not_queried_again_immediately() -> None:
     world = World()
     full, other = world.start(), world.start()
     world.settle()
@@ -325,7 +325,7 @@ def test_process_without_unused_memory_is_not_queried_again_at_once() -> None:
         world.settle()
         assert world.processes[other].used == 0
     assert world.processes[other].denied == 2
-    assert world.now == pytest.approx(begin + RECLAIM_BACKOFF), "the second time it rests first"
+    assert world.now == pytest.approx(begin + RECLAIM_BACKOFF), "the second time it pauses first"
 
 
 def test_a_process_waits_for_room_to_start() -> None:

@@ -33,7 +33,7 @@ class Flood:
 
 
 class Simulation:
-    """Processes on one device. The simulated time advances from event to event; reports arrive at once."""
+    """Processes on one device. The simulated time advances from event to event; reports arrive immediately."""
 
     def __init__(self) -> None:
         self.turns: DeviceTimeSlices[str] = DeviceTimeSlices()
@@ -134,7 +134,7 @@ def test_long_work_needs_the_turn() -> None:
     assert simulation.flags["other"] & MAY
     simulation.run(OVERLAP_S * 0.2)
     both = [bool(simulation.flags[key] & MAY) for key in ("flood", "other")]
-    assert sum(both) == 1, "one has the turn now"
+    assert sum(both) == 1, "one process has the turn now"
 
 
 @settings(max_examples=40, deadline=None)
@@ -180,11 +180,11 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
             told.update(turns.advance(now))
         raise AssertionError(condition)
 
-    until("not told['b'] & MAY")  # it started beside the process with the time slice
+    until("not told['b'] & MAY")  # it started while another process has the turn
     told.update(turns.report("b", WANTS, ProcessShare("b"), now))
     until("not told['a'] & MAY")
     began = now
-    assert not told["b"] & MAY, "the work of the other is still there"
+    assert not told["b"] & MAY, "work of the other process is still on the device"
     told.update(turns.advance(now + OVERDUE_S / 2))
     assert not told["b"] & MAY
     until("told['b'] & MAY")
@@ -192,7 +192,7 @@ def test_a_turn_begins_when_the_work_of_the_last_is_off_the_device_or_takes_too_
 
 
 def test_process_without_credit_is_let_through_periodically() -> None:
-    """The kernel may wait for work that is queued behind it. The process is charged all the time, so that it never has
+    """The kernel may wait for work that is queued after it. The process is charged all the time, so that it never has
     credit again."""
     simulation = Simulation()
     simulation.join("flood", ProcessShare("flood"), 0.001)
@@ -209,7 +209,7 @@ def test_process_without_credit_is_let_through_periodically() -> None:
     assert simulation.floods["flood"].used > 0.9 * simulation.now
 
 
-def test_an_idle_holder_passes_its_turn_at_once() -> None:
+def test_an_idle_holder_passes_its_turn_immediately() -> None:
     simulation = Simulation()
     for key in "abc":
         simulation.join(key, ProcessShare(key))

@@ -71,7 +71,7 @@ def test_segments(tmp_path: Path) -> None:
             assert answer.max_segment_bytes == 1 << 30
             stranger = await tcp(await ask(f, stripes=1), ticket)
             await stranger.over()
-            assert refusals(f, "ticket") == 1, "a ticket for the Unix socket is worth nothing elsewhere"
+            assert refusals(f, "ticket") == 1, "a ticket for the Unix socket is invalid elsewhere"
             client = await unix(answer.path, ticket)
             assert (await client.read()).kind == Kind.LIVE
             [(body, connection)] = device(f).bulk
@@ -122,7 +122,7 @@ def test_stripes_over_tcp_and_segments_over_unix_socket(tmp_path: Path) -> None:
                 refusal = await refused(ask(other))
                 assert refusal.reason == Reason.UNSUPPORTED and "Unix socket" in refusal.fix
                 answer = await ask(other, stripes=2)
-                assert answer.host == "", "where its calls go to"
+                assert answer.host == "", "the address of its calls"
                 client = await tcp(answer, answer.tickets[0])
                 assert (await client.read()).kind == Kind.LIVE
                 client.close()
@@ -146,7 +146,7 @@ def test_stripes_over_tcp_and_segments_over_unix_socket(tmp_path: Path) -> None:
             session.tenant = own
             stream.cancel()
             await gone(f)
-            assert (await ask(f)).tickets, "it may come back"
+            assert (await ask(f)).tickets, "the client may attach again"
 
     run(scenario())
 

@@ -29,7 +29,7 @@ async def _steps(log: list[str], *waited: Awaitable[Any]) -> None:
         log.append(f"after {number}")
 
 
-def test_first_step_runs_at_once() -> None:
+def test_first_step_runs_immediately() -> None:
     async def scenario() -> None:
         loop, log = asyncio.get_running_loop(), list[str]()
         futures = [loop.create_future() for _ in range(2)]
@@ -152,10 +152,10 @@ def _with_client(
     asyncio.run(run())
 
 
-def test_responses_are_written_at_once_and_in_order() -> None:
+def test_responses_are_written_immediately_and_in_order() -> None:
     async def scenario(client: Client, attachment: ExecuteAttachment, running: Any, sent: list[int]) -> None:
         attachment.on_response(b"1")
-        assert client.writes == [b"1"], "the loop had no turn yet"
+        assert client.writes == [b"1"], "the event loop has not run yet"
         attachment.on_response(b"22")
         attachment.on_response(b"333")
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Execute: attach, batches, acks, windows, and what ends a stream."""
+"""Execute: attach, batches, acks, windows, and the ends of a stream."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_attached_event_has_generation_and_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["batches", "bytes"])
-def test_a_full_window_pushes_back(tmp_path: Path, by: str) -> None:
+def test_a_full_window_applies_backpressure(tmp_path: Path, by: str) -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
         launcher.hold_acks = True
@@ -112,7 +112,7 @@ def test_malformed_batch_is_answered_with_an_event_and_uses_no_window(tmp_path: 
             stream.cancel()
             await until(lambda: not f.daemon.device_service.attachments)
             await f.attach()
-            assert f.last_seq == 1, "none of it counts as a batch"
+            assert f.last_seq == 1, "none of them counts as a batch"
 
     run(scenario())
 
@@ -186,7 +186,7 @@ def test_acks_of_an_ended_stream_do_not_count_for_the_next(tmp_path: Path) -> No
             assert not attaching.done()
             f.device().release_acks()
             again = await attaching
-            assert f.last_seq == 5, "a stream continues where the one before it ended"
+            assert f.last_seq == 5, "a stream continues at the end of the previous one"
             await again.write(batch(6))
             assert (await again.read()).ack.seq == 6
             await again.done_writing()

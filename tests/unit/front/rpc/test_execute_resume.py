@@ -35,7 +35,7 @@ def test_an_attachment_continues_in_another_stream(tmp_path: Path) -> None:
             await gone(f)
             stream, attached = await resume(f, received=2, acked=1)
             assert attached.resumed and (attached.generation, attached.last_seq) == (1, 6)
-            assert await take(stream, 1) == [3], "what did not come is sent again"
+            assert await take(stream, 1) == [3], "missing responses are sent again"
             await stream.write(batch(7, requests=1))
             await until(lambda: len(f.device().batches) == 7)
             f.device().release_acks()
@@ -100,7 +100,7 @@ def test_acknowledged_responses_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full", ["number", "bytes"])
-def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: str) -> None:
+def test_full_reply_buffer_applies_backpressure_and_loses_nothing(tmp_path: Path, full: str) -> None:
     async def scenario() -> None:
         async with front(tmp_path, limits__max_batches_in_flight=8) as f:
             window(f, **({"max_kept": 4} if full == "number" else {"max_queued_bytes": 20}))
@@ -116,7 +116,7 @@ def test_full_of_replies_pushes_back_and_forgets_nothing(tmp_path: Path, full: s
             await device_settles(f)
             assert len(f.device().batches) == 2 and kept(f).full, "the others wait"
             seen, taken = 4, [1, 1, 2, 2]
-            while len(taken) < 16:  # acknowledgements behind batches that are held back, which the front still reads
+            while len(taken) < 16:  # acknowledgements after held batches, which the front still reads
                 await stream.write(received(seen))
                 more = await take(stream, 1)
                 taken += more
@@ -233,7 +233,7 @@ def test_impossible_resumptions_are_refused(tmp_path: Path) -> None:
                     await attach(f, resume=True, **{"generation": 1, **fields})
                 return error.value
 
-            assert (await why()).reason == Reason.DEVICE_LOST, "never attached: no place of that generation"
+            assert (await why()).reason == Reason.DEVICE_LOST, "never attached in that generation"
             plain, _ = await attach(f, resumable=False)
             assert (await why()).reason == Reason.INVALID_ARGUMENT
             plain.cancel()
@@ -255,7 +255,7 @@ def test_impossible_resumptions_are_refused(tmp_path: Path) -> None:
             _, attached = await attach(f)
             assert not attached.resumed and attached.last_seq == 2
             assert not kept(f).number
-            assert (await why(received=3)).details["allowed"] == "0 to 0", "what was kept is dropped"
+            assert (await why(received=3)).details["allowed"] == "0 to 0", "the kept responses are dropped"
 
     run(scenario())
 
@@ -280,7 +280,7 @@ def test_device_lost_during_an_outage(tmp_path: Path) -> None:
             for _ in range(2):  # sent again, because the stream broke as well
                 stream, attached = await resume(f, received=1)
                 assert attached.resumed and (attached.generation, attached.last_seq) == (1, 2)
-                assert await take(stream, 1) == [1], "a result that was there is a result"
+                assert await take(stream, 1) == [1], "a result that had arrived is delivered"
                 assert (await stream.read()).WhichOneof("kind") in ("ack", "event")
                 assert (await over(stream)).reason == Reason.DEVICE_LOST
                 await gone(f)
@@ -387,7 +387,7 @@ def test_batches_wait_for_room_in_the_tenants_queue(tmp_path: Path) -> None:
             await until(lambda: session.queue.commands == 1)
             stream.cancel()
             await until(lambda: len(f.daemon.device_service.attachments) == 1)
-            assert session.queue.commands == 1, "it is still with the device"
+            assert session.queue.commands == 1, "the device still executes it"
             f.device().die()
             await until(lambda: not session.queue.commands)
 

@@ -114,8 +114,8 @@ def call_server(refused: bool) -> CallServer:
 def test_call_ends_with_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, refused: bool
 ) -> None:
-    """The call is freed at once, not later by the garbage collector. Otherwise unauthenticated clients could fill the
-    daemon's memory with what they send."""
+    """The call is freed immediately, not later by the garbage collector. Otherwise unauthenticated clients could fill
+    the daemon's memory with their messages."""
     data_received = FramedCall.data_received
 
     async def scenario() -> None:
@@ -159,7 +159,7 @@ STILL_S = 2.5
 
 @pytest.mark.parametrize("size", [6 * MIB, 40 * MIB], ids=["all sent", "half sent"])
 def test_a_call_with_waiting_messages_is_not_timed_out(tmp_path: Path, size: int) -> None:
-    """An upload waits behind a long kernel. Its client does not consider the daemon dead, although the daemon does not
+    """An upload waits for a long kernel. Its client does not consider the daemon dead, although the daemon does not
     read its pings."""
     keepalive = Keepalive(ask=0.15, answer=1.5)
     path = str(tmp_path / "calls")

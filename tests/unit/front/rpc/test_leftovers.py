@@ -1,4 +1,4 @@
-"""Finished objects are freed at once, without the garbage collector: it counts objects, not bytes, and would keep a
+"""Finished objects are freed immediately, without the garbage collector: it counts objects, not bytes, and would keep a
 megabyte for minutes."""
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def test_ended_transfer_leaves_no_message(tmp_path: Path, transfer: Callable[[Fr
     run(scenario())
 
 
-def test_refused_call_is_released_at_once(tmp_path: Path) -> None:
+def test_refused_call_is_released_immediately(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with front(tmp_path) as f:
             with uncollected():
-                waiting = len(_of_type("RPCState"))  # those that wait for calls of each method
+                waiting = len(_of_type("RPCState"))  # the states that wait for calls of each method
                 for _ in range(20):
                     await refused(f.devices.Free(device_pb2.FreeRequest(target=f.target())))
                 await until(lambda: len(_of_type("RPCState")) < waiting + 10)

@@ -88,7 +88,9 @@ def agree(served: Descriptor, real: Descriptor, seen: set[str] | None = None) ->
     seen.add(served.full_name)
     copy = DescriptorProto()
     served.CopyToProto(copy)
-    assert all(field.HasField("json_name") for field in copy.field), "protobuf itself computes the name, tools may not"
+    assert all(field.HasField("json_name") for field in copy.field), (
+        "protobuf computes the name if it is missing, other tools may not"
+    )
     for field in served.fields:
         other = real.fields_by_name[field.name]
         assert (field.number, field.type, field.json_name) == (other.number, other.type, other.json_name), field.name

@@ -57,7 +57,9 @@ def test_an_upload_continues(tmp_path: Path, offset: int) -> None:
             await call.write(chunk(f, DATA[offset : offset + 300], offset))
             for start in range(offset + 300, len(DATA), 1000):
                 await call.write(device_pb2.UploadRequest(data=DATA[start : start + 1000]))
-            assert (await call).received == len(DATA), "it is over with its last byte; the client need not say so"
+            assert (await call).received == len(DATA), (
+                "it is complete with its last byte, without a half-close by the client"
+            )
             await until(lambda: 5 in f.device().finished)
             assert bytes(f.device().uploads[5]) == DATA and not f.device().aborted
             assert await status(f) == (True, len(DATA), True), "for a client that did not get the answer"
@@ -238,7 +240,7 @@ def test_a_download_continues(tmp_path: Path, offset: int) -> None:
             again = await rest(download(f, offset), offset)
             assert taken[:offset] + again == data
             [session] = f.daemon.sessions
-            assert session.channels[0].transfers.inspect(), "kept until the client says that all has come"
+            assert session.channels[0].transfers.inspect(), "kept until the client confirms that all has arrived"
             await stream.write(received(0, t5=len(data)))
             await until(lambda: not session.channels[0].transfers.inspect())
             assert not f.device().aborted

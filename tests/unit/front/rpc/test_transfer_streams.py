@@ -187,7 +187,7 @@ def test_download_grants_credits_as_the_client_reads(tmp_path: Path) -> None:
             f.device().provide(1, 5, bytes(64 << 20))
             call = f.devices.Download(device_pb2.DownloadRequest(session_token=f.token, transfer=5))
             await call.read()
-            await asyncio.sleep(0.2)  # without reads, the data under way is limited by credits and gRPC's window
+            await asyncio.sleep(0.2)  # without reads, the data in transit is limited by credits and gRPC's window
             assert f.launcher.chunks_sent < 32
             call.cancel()
             await until(lambda: 5 in f.device().aborted)

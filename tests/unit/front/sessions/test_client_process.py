@@ -59,7 +59,7 @@ def test_a_session_that_another_process_uses_is_not_watched() -> None:
     async def scenario() -> None:
         child, sessions = sleeper(), SessionTable(30.0)
         session, token = sessions.open("me", "1", watch=lambda: ClientProcess(child.pid, os.pidfd_open(child.pid)))
-        assert sessions.find(token) is session  # calling_process is 0: the call has come over gRPC
+        assert sessions.find(token) is session  # calling_process is 0: the call arrived over gRPC
         assert session.process is None
         child.kill()
         child.wait()

@@ -69,7 +69,7 @@ def test_ended_sessions_are_counted_by_tenant_and_reason() -> None:
         with sessions.keep_alive(lasting):
             clock.now += 1000
             assert lasting.expiry_cause == SessionEnd.CREDENTIAL
-            assert lasting in sessions.expired(), "it is in use, and yet"
+            assert lasting in sessions.expired(), "although it is in use"
         assert unnamed.expiry_cause == SessionEnd.LEASE
         for session in (brief, lasting, unnamed):
             await sessions.close(session, "test", cause=session.expiry_cause)

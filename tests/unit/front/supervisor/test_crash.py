@@ -52,7 +52,7 @@ def blamed(cause: ExitCause) -> str | None:
             CrashRecord((A,), Crash(signal.SIGSEGV, None, sender=7)),
             ", sent by process 7 while kernel wild was running", ("wild",), None,
         ),
-        # A record of another signal than the one that ended the process explains nothing.
+        # A record of another signal than the one that ended the process is ignored.
         (CrashRecord((A, B), Crash(signal.SIGFPE, A)), " while kernels wild, endless were running",
          ("wild", "endless"), None),
     ],

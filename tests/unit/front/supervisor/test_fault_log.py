@@ -40,7 +40,7 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     rates = Rates()
     assert rates.per_second(0.0) == {}
     rates.sample(0.0, {"launches": 100})
-    assert rates.per_second(0.0) == {}, "one sample says nothing of speed"
+    assert rates.per_second(0.0) == {}, "one sample gives no rate"
     rates.sample(2.0, {"launches": 300, "bytes": 50})
     assert rates.per_second(2.0) == {"launches": 100.0, "bytes": 25.0}
     for second in range(4, 40, 2):  # the counters stop
@@ -106,10 +106,10 @@ def test_kernels_of_others_in_a_shared_process_are_not_readable(involved: set[st
     assert ("secret" in str(seen)) is readable and seen["generation"] == 3
     assert "secret" in str(visible_to(OPERATOR, [faults]))
     faults.add(lost("signal", "its process was killed by SIGSEGV", ()), 4, None, {})
-    assert "SIGSEGV" in visible_to(BOB, [faults])[0]["detail"], "that says nothing of anybody"
+    assert "SIGSEGV" in visible_to(BOB, [faults])[0]["detail"], "the signal reveals nothing about other tenants"
 
 
-def test_faults_are_bounded_and_the_newest_comes_first() -> None:
+def test_faults_are_bounded_and_the_newest_is_listed_first() -> None:
     one, other = RecentFaults(0), RecentFaults(1)
     for number in range(100):
         (one if number % 2 else other).add(lost(text="x" * 10_000, kernels=("k" * 999,) * 99), number, ALL_SESSIONS, {})
@@ -128,7 +128,7 @@ def test_memory_by_tenant() -> None:
     assert memory.by_tenant() == {}
     memory.set_tenant(1, "alice")
     memory.on_report(1, {"tenants": {"alice": 9, "bob": 1}})
-    assert memory.by_tenant() == {"alice": 10}, "whatever a process says, it is its tenant's"
+    assert memory.by_tenant() == {"alice": 10}, "the memory counts for the tenant of the process, whatever it reports"
     memory.set_tenant(2, "")
     memory.on_report(2, {"tenants": {"alice": 1, "bob": 90, "idle": 0, "odd": -1, "bool": True, "text": "5"}})
     assert list(memory.by_tenant().items()) == [("bob", 90), ("alice", 11)]
@@ -159,7 +159,7 @@ def test_a_tenant_finds_its_own_traces_only() -> None:
     }  # fmt: skip
 
 
-def test_traces_are_bounded_by_tenant_and_in_all() -> None:
+def test_traces_are_bounded_by_tenant_and_in_total() -> None:
     now = itertools.count()
     traces = RecentTraces(lambda _: None, lambda: float(next(now)))
     traces.add(trace(-1, "bob"))
@@ -176,7 +176,9 @@ def test_traces_are_bounded_by_tenant_and_in_all() -> None:
         traces.add(trace(number, f"tenant{number}", size=MAX_TENANT_BYTES // 2))
     kept = [traces.find(each["id"], OPERATOR) for each in traces.visible_to(OPERATOR)]
     assert sum(len(each.packed) for each in kept if each) <= MAX_BYTES
-    assert traces.find("id119", OPERATOR) and traces.find("id-1", OPERATOR), "room is made by who has most"
+    assert traces.find("id119", OPERATOR) and traces.find("id-1", OPERATOR), (
+        "the largest tenants' traces are removed first"
+    )
 
 
 def test_traces_expire() -> None:

@@ -88,7 +88,7 @@ def test_modules_to_preload_are_guessed_before_the_configuration_is_read(
 
 
 @pytest.mark.parametrize("wrong", [("--backend", "tpu"), ("--no-such-flag",), ("--config", "/absent.toml")])
-def test_a_daemon_that_cannot_start_leaves_no_forkserver_behind(wrong: tuple[str, ...]) -> None:
+def test_a_daemon_that_cannot_start_leaves_no_forkserver(wrong: tuple[str, ...]) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     env["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("proto", "server"))
     command = [sys.executable, "-m", "hearthd", "serve", *wrong]

@@ -12,7 +12,7 @@ from hearthd.front.supervisor.isolation import ProcessLoss, pause
     [
         ([], False, 0.0),
         (["a", "a"], False, 0.0),
-        # The others are not responsible; after devices.max_faults the session shares no process any more.
+        # The others are not responsible; after devices.max_faults the session no longer shares a process.
         (["a"] * 5, False, 0.0),
         (["a"] * 3, True, 0.1),
         (["a"] * 5, True, 0.4),

@@ -36,7 +36,9 @@ def busy(*channels: int) -> dict[str, Any]:
 
 def test_a_process_without_others_ends_after_the_grace() -> None:
     sessions = LingeringSessions()
-    assert not sessions.is_exclusive([]) and not sessions.must_end([], 1e9), "an empty process is not theirs"
+    assert not sessions.is_exclusive([]) and not sessions.must_end([], 1e9), (
+        "a process without sessions is not affected"
+    )
     sessions.add(1, "a", "x", 10.0)
     assert sessions.must_drain([1]) and not sessions.must_end([1], 11.9)
     assert sessions.next_deadline(10.0) == 10.0 + GRACE
@@ -50,12 +52,12 @@ def test_a_process_without_others_ends_after_the_grace() -> None:
 def test_process_is_kept_while_other_sessions_remain() -> None:
     sessions = LingeringSessions()
     sessions.add(1, "a", "x", 0.0)
-    assert not sessions.must_drain([1, 2]), "who comes is one more among others"
+    assert not sessions.must_drain([1, 2]), "a new session counts like the others"
     assert not sessions.must_end([1, 2], 1e6) and sessions.overdue(1e6)
     sessions.add(2, "b", "x", 1e6)
-    assert not sessions.must_end([1, 2], 1e6 + 0.1), "it has its own time"
+    assert not sessions.must_end([1, 2], 1e6 + 0.1), "the new session has its own grace period"
     sessions.remove(2)
-    assert sessions.must_end([1], 1e6 + 0.1), "at once"
+    assert sessions.must_end([1], 1e6 + 0.1), "immediately"
 
 
 def test_lingering_session_that_only_frees_has_more_time_and_quarantines_none() -> None:
@@ -158,7 +160,7 @@ def test_a_neighbour_keeps_the_process_until_it_leaves() -> None:
             await until(lambda: [each.session for each, _ in worker.overdue_sessions()] == [one.id])
             assert n.running == [1] and await n.generation(other) == 1
             third = n.session()
-            assert await n.generation(third) == 1, "others are there"
+            assert await n.generation(third) == 1, "other sessions remain in the process"
             n.launcher.closes = True
             await n.sessions.close(third, "done")
             assert n.running == [1]
@@ -179,14 +181,14 @@ def test_session_opened_during_the_grace_gets_the_next_process(by_tenant: bool) 
             await asyncio.sleep(0)
             came = [asyncio.create_task(n.generation(each)) for each in (other, third)]
             generations = await asyncio.gather(*came)
-            assert 1 not in generations and not other.ended, "it has not been told of a loss"
+            assert 1 not in generations and not other.ended, "no loss was reported to it"
             assert by_tenant or generations == [2, 2]
             await closing
 
     run(scenario())
 
 
-def test_a_spare_process_takes_the_place() -> None:
+def test_a_spare_process_replaces_the_ended_one() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(HASTY, spare=True), deaf()) as n:
             await until(lambda: n.running == [1, 2])

@@ -105,7 +105,7 @@ def test_a_process_that_answers_no_ping_is_killed(tmp_path: Path) -> None:
 
 
 def test_time_in_which_the_front_did_not_run_is_not_held_against_a_process() -> None:
-    """After a suspension of the machine, timers are due while answers are still unread."""
+    """After a suspension of the machine, timers expire while answers are still unread."""
 
     async def scenario() -> None:
         came = asyncio.Event()

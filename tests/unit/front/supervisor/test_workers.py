@@ -149,7 +149,7 @@ def test_unused_first_process_ends() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(BY_TENANT, idle_timeout=0.05)) as n:
             await until(lambda: not n.running)
-            assert n.device.state == SERVING, "it has shown that it can"
+            assert n.device.state == SERVING, "the process has shown that the device works"
             assert await n.generation(n.session(X)) == 2
 
     run(scenario())
@@ -165,7 +165,7 @@ def test_no_more_processes_than_allowed() -> None:
             assert caught.value.reason == Reason.DEVICE_UNAVAILABLE and caught.value.retry_after_s
             assert caught.value.details["allowed"] == "2"
             await n.sessions.close(own, "done")
-            assert await n.generation(third) == 3, "it waits for the one that ends"
+            assert await n.generation(third) == 3, "it waits for the process that is ending"
 
     run(scenario())
 
@@ -182,7 +182,7 @@ def test_an_idle_process_makes_room() -> None:
     run(scenario())
 
 
-def test_a_spare_process_takes_the_place_of_a_lost_one_at_once() -> None:
+def test_a_spare_process_replaces_a_lost_one_immediately() -> None:
     async def scenario() -> None:
         launcher = FakeLauncher()
         async with node(dataclasses.replace(PATIENT, spare=True), launcher) as n:
@@ -211,7 +211,7 @@ def test_losses_count_across_spares() -> None:
             with pytest.raises(Refusal, match="fenced"):
                 await n.device.channel(n.session())
             own = n.session(dedicated=True)
-            assert await n.generation(own) > 3, "the fence is the shared worker's"
+            assert await n.generation(own) > 3, "the fence applies to the shared worker"
 
     run(scenario())
 
@@ -367,7 +367,7 @@ def test_changed_specification_reaches_a_process_once_whatever_its_state(state: 
             n.process(2).die()
             await until(lambda: len(launcher.started) == 3)
             spec = launcher.started[2].spec
-            assert spec.launch_timeout == 7.0 and spec.max_streams != 1, "the others are those of the start"
+            assert spec.launch_timeout == 7.0 and spec.max_streams != 1, "the other settings are those of the start"
 
     async def started(worker: Worker) -> DeviceLink:
         await until(lambda: worker.process is not None and worker.process.generation == 2)
@@ -489,7 +489,9 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
                 fault_of(n.process(generation), bad.id)
                 for each in (bad, good):
                     refusal = await lost(n, each)
-                    assert bad.id not in str(refusal.details), "the culprit's identity is hidden from other sessions"
+                    assert bad.id not in str(refusal.details), (
+                        "the faulting session's identity is hidden from other sessions"
+                    )
                 await until(lambda: n.device.state == SERVING)
             for device in n.supervisor:
                 with pytest.raises(Refusal) as caught:
@@ -497,12 +499,12 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
                 assert caught.value.reason == Reason.SESSION_BARRED
             assert told == [bad.id] and elsewhere.link.generation == 1
             await until(lambda: not elsewhere.alive)
-            assert await n.generation(good) == 4, "the culprit counts once: the device is not fenced"
+            assert await n.generation(good) == 4, "the faulting session counts once: the device is not fenced"
             link = n.device.running[0].link
             assert link is not None and not link.serves(bad) and link.serves(good)
             n.device.restart()
             await lost(n, good)
-            assert await n.generation(bad) == await n.generation(good), "an operator has let it in again"
+            assert await n.generation(bad) == await n.generation(good), "an operator has admitted it again"
             for _ in range(3):
                 generation = await n.generation(own)
                 fault_of(n.process(generation), own.id)
@@ -514,7 +516,7 @@ def test_a_session_that_is_named_too_often_shares_no_process_any_more() -> None:
     run(scenario())
 
 
-def test_several_culprits_speak_against_the_device() -> None:
+def test_faults_of_several_sessions_fence_the_device() -> None:
     async def scenario() -> None:
         async with node(dataclasses.replace(PATIENT, max_restarts=1)) as n:
             for generation in (1, 2):
@@ -529,7 +531,7 @@ def test_several_culprits_speak_against_the_device() -> None:
 
 def test_crash_is_attributed_to_the_only_session_with_work() -> None:
     launcher = FakeLauncher()
-    launcher.hold_acks = True  # keeps the work under way when the process ends
+    launcher.hold_acks = True  # keeps the work in progress when the process ends
 
     async def scenario() -> None:
         async with node(dataclasses.replace(PATIENT, max_faults=0), launcher) as n:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hearthd.shared.log import LogThrottle
 
 
-def test_a_line_is_due_once_a_period_and_counts_those_left_out() -> None:
+def test_a_line_is_due_once_a_period_and_counts_the_omitted_ones() -> None:
     logged = LogThrottle(10.0)
     assert [logged.times("a", now) for now in (0.0, 1.0, 9.9)] == [1, 0, 0]
     assert logged.times("b", 5.0) == 1, "each kind has its own period"

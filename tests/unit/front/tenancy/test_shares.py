@@ -16,7 +16,7 @@ from tests.support.front.fixture import run
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100), min_size=1, max_size=6)
 STEPS = st.lists(st.tuples(st.sampled_from("abcdefx"), st.booleans()), max_size=300)
-"""Tenants that take (True) or give back one; `x` is no longer configured."""
+"""Tenants that take (True) or return one; `x` is no longer configured."""
 
 
 def maximum(shares: Shares, tenant: str, used: dict[str, int], *, operator: bool = False) -> int:
@@ -39,7 +39,7 @@ def test_any_course_of_takes_and_returns(
             continue
         guaranteed = used.get(name, 0) < shares.guarantee(name)
         admitted = shares.admits(name, used, operator=name in operators)
-        assert admitted or not guaranteed, "what is guaranteed is always to be had"
+        assert admitted or not guaranteed, "guaranteed entries are always available"
         if admitted:
             used[name] = used.get(name, 0) + 1
         assert sum(used.values()) <= limit
@@ -53,7 +53,7 @@ def test_greedy_tenant_leaves_the_guarantees_of_others(limit: int, weights: dict
     used = {greedy: maximum(shares, greedy, {})}
     assert used[greedy] >= shares.guarantee(greedy)
     for other in weights.keys() - {greedy}:
-        assert shares.admits(other, used), "the next tenant gets in"
+        assert shares.admits(other, used), "the next tenant is admitted"
         assert maximum(shares, other, used) >= shares.guarantee(other)
     assert shares.admits("operator", used, operator=True)
 

@@ -120,7 +120,7 @@ def endless(three: Ranks, rank: int, kind: str) -> list[CollectiveExchange]:
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "messages"])
-def test_an_abort_ends_every_rank_at_once(three: Ranks, kind: str) -> None:
+def test_an_abort_ends_every_rank_immediately(three: Ranks, kind: str) -> None:
     for rank in range(3):
         three.start(rank, endless(three, rank, kind))
     three.pipes[1].send(("abort",))

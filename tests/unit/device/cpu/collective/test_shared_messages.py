@@ -125,7 +125,7 @@ def test_messages_move_while_a_rank_waits_in_a_collective(four: Ranks) -> None:
     seed=st.integers(0, 1000),
 )
 def test_any_batch(four: Ranks, messages: list[tuple[int, int, int]], collectives: int, seed: int) -> None:
-    """Makes each rank list its part in a different order; between the same two ranks, the k-th send meets the k-th
+    """Makes each rank list its part in a different order; between the same two ranks, the k-th send matches the k-th
     receive."""
     four.clear()
     shuffle = random.Random(seed).shuffle

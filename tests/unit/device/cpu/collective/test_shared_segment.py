@@ -1,4 +1,4 @@
-"""Shared segments: opened by other processes, refused if they are not the described ones, and gone after the last
+"""Shared segments: opened by other processes, refused if they are not the described ones, and removed after the last
 release."""
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_a_rank_on_another_machine_is_refused() -> None:
     shared_segment.release(descriptor)
 
 
-def test_a_segment_that_is_gone_is_refused() -> None:
+def test_a_removed_segment_is_refused() -> None:
     descriptor = shared_segment.create(2, find_toolchain())
     shared_segment.release(descriptor)
     shared_segment.release(descriptor)

@@ -74,7 +74,7 @@ def test_pointer_belongs_to_one_space(kernels: Kernels, meet: int, grid: int) ->
     np.testing.assert_array_equal(out, np.tile(KINDS, (96 * grid, 1)))
 
 
-def test_address_within_a_space_leads_back(kernels: Kernels) -> None:
+def test_address_within_a_space_converts_back_to_its_pointer(kernels: Kernels) -> None:
     out, inputs = np.zeros((64, 6), np.int32), np.arange(64, dtype=np.float32) + 7
     kernels("fill", 1, 1, np.float32(9))
     kernels("windows", 1, 64, out, inputs, shared=256)

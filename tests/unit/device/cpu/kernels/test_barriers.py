@@ -162,7 +162,7 @@ extern "C" __global__ void latches(int* out) {
     if (threadIdx.x == blockDim.x - 1) { sum = 100; ready->count_down(); done->wait(); out[0] = sum; }
     else { ready->wait(); atomicAdd(&sum, threadIdx.x); done->count_down(); }
 }
-// No more than `places` threads are inside at once; the mutex guards a plain counter.
+// No more than `places` threads are inside at the same time; the mutex guards a plain counter.
 extern "C" __global__ void semaphores(int* out, int places) {
     __shared__ alignas(8) char room[16];
     auto* many = reinterpret_cast<cuda::counting_semaphore<cuda::thread_scope_block>*>(room);

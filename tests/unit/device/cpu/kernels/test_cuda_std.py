@@ -38,7 +38,7 @@ SOURCE = r"""
 #include <cuda_fp16.h>
 namespace cs = cuda::std;
 
-// Names of the program's own beside those of the library.
+// The program's own names together with those of the library.
 __device__ int distance = 5, count = 6;
 struct span { int own; };
 __device__ int size(int x) { return x + 1; }

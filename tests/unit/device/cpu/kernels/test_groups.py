@@ -43,7 +43,7 @@ __device__ void descend(const cg::coalesced_group& g, const Plan& plan, unsigned
             case 0: descend<Depth + 1>(cg::tiled_partition(g, argument), plan, value, out); break;
             case 1: descend<Depth + 1>(cg::binary_partition(g, value >> argument & 1), plan, value, out); break;
             case 2: descend<Depth + 1>(cg::labeled_partition(g, (value >> argument) % 5), plan, value, out); break;
-            default:  // what is converged in each of two branches, to which the compiler may give one code
+            default:  // threads converged in each of two branches, for which the compiler may emit common code
                 if (value >> argument & 1) {
                     descend<Depth + 1>(cg::coalesced_threads(), plan, value, out);
                 } else {

@@ -157,8 +157,8 @@ def lives() -> Kernels:
 
 
 def _model(what: np.ndarray, rounds: int, group: Callable[[int], int]) -> np.ndarray:
-    """Returns the values that `lives` and `lanes` write: each meeting counts the members of the group that have not
-    returned."""
+    """Returns the values that `lives` and `lanes` write: each synchronization counts the members of the group that have
+    not returned."""
     out = np.empty(len(what), np.int32)
     there = {t: 0 if w == 0 else t % rounds if w == 1 else rounds for t, w in enumerate(what)}
     for t, w in enumerate(what):

@@ -72,7 +72,7 @@ def test_name_expression_that_names_nothing(name: str) -> None:
     assert "\n" not in error.details["log"]
 
 
-def test_kernels_may_share_names_with_what_is_declared_in_a_body() -> None:
+def test_kernels_may_share_names_with_local_declarations() -> None:
     source = """
     __global__ void f(int* p) {}
     __global__ void g(int* p) {}

@@ -1,4 +1,4 @@
-"""Copy communicators with a fake driver: what a communicator that fails to initialise leaves behind."""
+"""Copy communicators with a fake driver: resources after a failed initialisation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CudaError(RuntimeError):
 
 
 class FakeNode:
-    """Runtime, driver, virtual memory and segment at once. Records what is held; the call named `failing` fails."""
+    """Runtime, driver, virtual memory and segment in one object. Records held resources; the call `failing` fails."""
 
     def __init__(self, failing: str) -> None:
         self.failing = failing

@@ -1,4 +1,4 @@
-"""Virtual memory with a fake driver: what a mapping that fails leaves behind."""
+"""Virtual memory with a fake driver: resources after a failed mapping."""
 
 from __future__ import annotations
 
