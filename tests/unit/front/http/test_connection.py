@@ -166,11 +166,12 @@ def test_client_that_does_not_read_is_closed(tmp_path: Path) -> None:
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 stranger.connect(address(f))
                 stranger.setblocking(False)
-                request = HEAD % b"/page/page.js" * 20
+                requests = unsent = HEAD % b"/page/page.js" * 20
 
                 def more() -> bool:
+                    nonlocal unsent
                     with contextlib.suppress(BlockingIOError, ConnectionError):
-                        stranger.send(request)
+                        unsent = unsent[stranger.send(unsent) :] or requests
                     return bool(refusals(f, "write_timeout"))
 
                 await until(more)
