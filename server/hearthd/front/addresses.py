@@ -1,4 +1,4 @@
-"""Addresses as written in the configuration, and the default path of the Unix socket."""
+"""Addresses as written in the configuration, and the paths of Unix sockets that are not configured."""
 
 from __future__ import annotations
 
@@ -83,3 +83,9 @@ def default_unix_path(environ: Mapping[str, str]) -> str:
     base = environ.get("XDG_RUNTIME_DIR")
     directory = Path(base) if base else Path("~/.cache").expanduser()
     return str(directory / "hearth" / "hearth.sock")
+
+
+def identity_path(path: str) -> str:
+    """Returns the path of the identity socket for that of gRPC's socket. Clients derive it by the same rule."""
+    grpc_socket = Path(path)
+    return str(grpc_socket.with_name(f"{grpc_socket.stem}-identity{grpc_socket.suffix}"))

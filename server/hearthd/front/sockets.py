@@ -156,7 +156,7 @@ class UnixSocket:
 
     def _in_use(self) -> ListenError:
         return ListenError(
-            f"{self._setting}: a daemon already serves {self.path}; stop it, or give this one another path with --unix"
+            f"{self._setting}: a daemon already serves {self.path}; stop it, or set {self._setting} to another path"
         )
 
     def unusable(self, error: OSError) -> ListenError:

@@ -160,7 +160,7 @@ def test_a_session_ends_with_its_credential(start_daemon: StartDaemon) -> None:
     for seconds in (4, 20, 60):  # longer times for machines on which a daemon starts slowly
         token = new_token()
         soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
-        brief = {"hash": token_hash(token), "expires": soon.isoformat()}
+        brief = {"hash": token_hash(token), "name": "ci", "expires": soon.isoformat()}
         daemon = start_daemon(**tenants(tenant("brief", tokens=[brief]))[0])
         try:
             node = daemon.connect(token=token)
@@ -171,7 +171,7 @@ def test_a_session_ends_with_its_credential(start_daemon: StartDaemon) -> None:
             assert datetime.datetime.now(datetime.UTC) >= soon
     while datetime.datetime.now(datetime.UTC) < soon:
         time.sleep(0.05)
-    with pytest.raises(hearth.SessionExpiredError):
+    with pytest.raises(hearth.SessionExpiredError, match=r"credential \(token ci\) has expired.*a valid credential"):
         for _ in range(600):
             x.get()
             time.sleep(0.05)

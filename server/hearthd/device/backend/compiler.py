@@ -83,6 +83,13 @@ class Compiler(Protocol):
         """Creates, outside the workers' sandbox, the files that compiling the source needs. Raises Refusal."""
         ...
 
+    def check_files(self) -> None:
+        """Raises Refusal if files that this package brings, and that compiles read, were replaced since its import.
+
+        Called after each compile: its result may then differ from what `identity` stands for.
+        """
+        ...
+
     def load(self) -> None:
         """Reads from disk the files that every compile needs. Called before a worker enters its sandbox."""
         ...

@@ -108,11 +108,16 @@ class CompileWorkers:
     def run(self, job: Job, token: CancelToken | None = None) -> Image:
         """Compiles the job; a cancellation kills the worker that runs it.
 
-        Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED.
+        Raises Refusal: the compiler's own, COMPILE_LIMIT, COMPILE_FAILED for a crash, CANCELLED, or that the compiler's
+        files have been replaced.
         """
-        for source in job.sources if isinstance(job, LinkJob) else (job,) if isinstance(job, Source) else ():
-            self._required_compiler().prepare(source)
-        answer, code = self._request(token or CancelToken(), *protocol.pack_job(job))
+        compiler = self._required_compiler()
+        try:
+            for source in job.sources if isinstance(job, LinkJob) else (job,) if isinstance(job, Source) else ():
+                compiler.prepare(source)
+            answer, code = self._request(token or CancelToken(), *protocol.pack_job(job))
+        finally:
+            compiler.check_files()
         if "reason" in answer:
             raise protocol.unpack_refusal(answer)
         return protocol.unpack_image(answer, code)

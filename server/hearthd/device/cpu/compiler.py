@@ -113,8 +113,11 @@ class CpuCompiler:
         parsed = parse_cpu_options(source.options)
         self.toolchain().prelude(parsed.standard)
 
+    def check_files(self) -> None:
+        self.toolchain().check_files()
+
     def load(self) -> None:
-        self.toolchain().identity()  # reads and caches the backend's own files
+        self.toolchain().identity()  # reads and caches the description of the processor
 
     def sandbox_paths(self) -> tuple[Sequence[str], Sequence[str]]:
         return self.toolchain().sandbox_paths()

@@ -57,6 +57,21 @@ _RACECHECK_CLANG = ("-O2", "-fno-vectorize", "-fno-slp-vectorize")
 _RACECHECK_LINK = ("-g1", "-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset")
 
 
+def _files_digest() -> str:
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
+    files += [*package.rglob("*.py"), *(package.parent / "compiler" / name for name in ("elf.py", "options.py"))]
+    for path in sorted(files):
+        digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+BUILD = _files_digest()
+"""Digest of the backend's own files when this module was imported. The forkserver imports it before it forks, so that
+all processes of a daemon have the same digest, also if the files are replaced later."""
+
+
 @dataclass(frozen=True)
 class Completed:
     """Result of a compiler run."""
@@ -75,6 +90,8 @@ class Toolchain:
     is_clang: bool
     cache_dir: Path
     racecheck: bool = False
+    build: str = BUILD
+    """Digest of the backend's own files in the process that found the compiler. Names and marks every result."""
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> Toolchain:
@@ -119,12 +136,30 @@ class Toolchain:
         digest = hashlib.sha256()
         for part in (*self.command, self.version, platform.machine(), _processor(), *self._kernel_options()):
             digest.update(part.encode() + b"\0")
-        digest.update(_files_digest())
+        digest.update(self.build.encode())
         return digest.digest()
 
     def abi(self) -> int:
         """Returns the number that a module and the runtime must share."""
-        return int.from_bytes(hashlib.sha256(_files_digest() + self.version.encode()).digest()[:8], "little") | 1
+        return int.from_bytes(hashlib.sha256((self.build + self.version).encode()).digest()[:8], "little") | 1
+
+    def check_files(self) -> None:
+        """Raises Refusal(NO_COMPILER) if the backend's own files have been replaced since `build` was computed.
+
+        What was compiled meanwhile may be of either version, so it must not be stored under `identity`.
+        """
+        try:
+            replaced = _files_digest() != self.build
+        except OSError:  # they are being replaced
+            replaced = True
+        if replaced:
+            raise Refusal(
+                Reason.NO_COMPILER,
+                "The daemon's own files have been replaced since it started, so it can only load code that it has "
+                "compiled before.",
+                fix="Restart the daemon: `systemctl restart hearthd`.",
+                details={"files": str(Path(__file__).parent)},
+            )
 
     def _options(self) -> list[str]:
         native = ["-march=native"] if platform.machine() == "x86_64" else ["-mcpu=native"]
@@ -202,12 +237,13 @@ class Toolchain:
         return build_once(self.cache_dir, f"{name}-{identity.hex()[:24]}", build) / f"{name}.so"
 
     def _build(self, arguments: Sequence[str], directory: Path, text: bytes = b"") -> bytes:
-        """Returns the compiler's output for the backend's own sources. Raises Refusal.
+        """Returns the compiler's output for the backend's own sources, unless they were replaced. Raises Refusal.
 
         The compiler ends with this process.
         """
         with lifeline() as reader:
             completed = self.run(arguments, directory, text, lifeline=reader)
+        self.check_files()
         if completed.status == 0:
             return completed.output
         if disk.says_full(completed.log):
@@ -319,17 +355,6 @@ def _find_compiler(cxx: str, search_path: str, cache_dir: Path) -> Toolchain:
         fix="Install g++ or clang++, or `pip install ziglang`, or set CXX.",
         details={"PATH": search_path, "CXX": cxx},
     )
-
-
-@functools.cache
-def _files_digest() -> bytes:
-    digest = hashlib.sha256()
-    package = Path(__file__).parent
-    files = [path for root in (INCLUDE, RUNTIME, EXCHANGE) for path in root.rglob("*") if path.is_file()]
-    files += [*package.rglob("*.py"), *(package.parent / "compiler" / name for name in ("elf.py", "options.py"))]
-    for path in sorted(files):
-        digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.digest()
 
 
 @functools.cache

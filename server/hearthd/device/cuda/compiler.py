@@ -55,6 +55,9 @@ class CudaCompiler:
     def prepare(self, source: Source) -> None:
         pass  # NVRTC needs no prepared files
 
+    def check_files(self) -> None:
+        pass  # compiles read no file of this package
+
     def load(self) -> None:
         with suppress(Refusal):  # the first compile encounters the same error, and reports it
             # A process's first compile takes longest, because it loads the rest of the library.

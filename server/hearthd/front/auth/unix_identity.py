@@ -16,7 +16,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 
@@ -34,12 +33,6 @@ _SEND_TIMEOUT_S = 2.0
 _MAX_TICKETS = 256
 """Maximum number of tickets of one user that are not redeemed. A further ticket replaces the oldest, so that many
 tickets of one user do not affect other users."""
-
-
-def identity_path(path: str) -> str:
-    """Returns the path of the identity socket for that of gRPC's socket. Clients derive it by the same rule."""
-    grpc_socket = Path(path)
-    return str(grpc_socket.with_name(f"{grpc_socket.stem}-identity{grpc_socket.suffix}"))
 
 
 class IdentityTickets:

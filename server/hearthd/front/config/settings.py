@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hearthd.front.addresses import default_unix_path, parse_address
+from hearth_proto.calls import socket_path
+from hearthd.front.addresses import default_unix_path, identity_path, parse_address
 from hearthd.front.config.audit import AuditSettings
 from hearthd.front.config.collectives import CollectiveSettings, refuse_clear_tickets
 from hearthd.front.config.front_limits import AdmissionSettings, ConnectionSettings, HealthSettings, OverloadSettings
@@ -332,6 +333,27 @@ class Config(Section):
                     f"tenant {tenant.name!r} has users or groups, which need the Unix socket: set listen.unix"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _check_sockets(self) -> Config:
+        owners: dict[str, str] = {}
+        for path, setting, use in self._sockets():
+            if not path:
+                continue
+            owner = owners.setdefault(os.path.realpath(path), use)
+            if owner != use:
+                raise ValueError(f"{setting}: {path} is also the path of {owner}; set {setting} to another path")
+        return self
+
+    def _sockets(self) -> Iterator[tuple[str, str, str]]:
+        """Yields the path of each Unix socket (empty: none), the setting that moves it, and a description of it."""
+        unix = self.unix_path
+        yield unix, "listen.unix", "listen.unix"
+        if unix:
+            yield socket_path(unix), "listen.unix", "the socket for calls, which follows from listen.unix"
+            yield identity_path(unix), "listen.unix", "the identity socket, which follows from listen.unix"
+        yield self.lane_path, "lanes.path", "lanes.path"
+        yield self.http_path, "listen.http_unix", "listen.http_unix"
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Config:

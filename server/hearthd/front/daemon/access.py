@@ -14,10 +14,11 @@ import structlog
 
 from hearth_proto import rights
 from hearth_proto.frames import Frame, Kind
+from hearthd.front.addresses import identity_path
 from hearthd.front.audit.recorder import Audit, AuditError
 from hearthd.front.auth.authenticator import Authenticator
 from hearthd.front.auth.tls import ServerCertificates, TlsError
-from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
+from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, user_of
 from hearthd.front.config.loader import Config, tenants
 from hearthd.front.peers.port import Admit, PeerPort
 from hearthd.front.sockets import ListenError

@@ -26,14 +26,13 @@ from hearthd.front.daemon.reload_plan import ReloadPlan
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.targets import PeerTargets, auto_networks
 from hearthd.front.sessions.session import Session, SessionEnd
-from hearthd.front.sessions.session_table import SessionTable
+from hearthd.front.sessions.session_table import NEW_CREDENTIAL, SessionTable
 from hearthd.front.supervisor import backends
 from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.front.tenancy.tenants import Caller, Directory
 from hearthd.shared import log
 from hearthd.shared.device_spec import Backend
 
-_FIX = "Open a new session with a valid credential from the daemon's operator"
 _CLOSE_WAIT_S = 2.0
 """Time, in seconds, that a reload waits until what it ended has been freed. The rest is freed after the reload."""
 
@@ -95,7 +94,8 @@ class ConfigChanges:
             except _AccessRevoked as revoked:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
-                closings.append(self._sessions.close(session, str(revoked), revoked=_FIX, cause=SessionEnd.CREDENTIAL))
+                cause = SessionEnd.CREDENTIAL
+                closings.append(self._sessions.close(session, str(revoked), revoked=NEW_CREDENTIAL, cause=cause))
             else:
                 closings += self._change_session(session, caller)
         tasks = [asyncio.create_task(close) for close in closings]

@@ -7,7 +7,9 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -21,7 +23,8 @@ from hearthd.front.daemon.systemd import summary
 from hearthd.front.daemon.wiring import DaemonParts
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.overload.readings import own_memory
-from hearthd.front.sessions.session import Session, SessionEnd
+from hearthd.front.sessions.session import SessionEnd
+from hearthd.front.sessions.session_table import NEW_CREDENTIAL
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.shared.device_spec import Backend
@@ -134,14 +137,14 @@ class Daemon:
         )
 
     async def _reap(self) -> None:
-        """Closes sessions whose lease has run out or whose certificate was revoked.
+        """Closes sessions whose lease has run out, or whose credential has expired or was revoked.
 
         Also returns free memory to the system.
         """
         closing: set[asyncio.Task[list[int]]] = set()
 
-        def close(session: Session, reason: str, cause: SessionEnd, revoked: str = "") -> None:
-            task = asyncio.create_task(self.sessions.close(session, reason, cause=cause, revoked=revoked))
+        def start(close: Coroutine[Any, Any, list[int]]) -> None:
+            task = asyncio.create_task(close)
             closing.add(task)
             task.add_done_callback(closing.discard)
 
@@ -149,11 +152,11 @@ class Daemon:
         while True:
             try:
                 for session in self.sessions.expired():
-                    close(session, "its lease expired", session.expiry_cause)
+                    start(self.sessions.expire(session))
                 for session in self.access.revoked_sessions():
                     self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
-                    fix = "Open a new session with a valid credential"
-                    close(session, "its certificate was revoked by its authority", SessionEnd.CREDENTIAL, fix)
+                    reason = "its certificate was revoked by its authority"
+                    start(self.sessions.close(session, reason, revoked=NEW_CREDENTIAL, cause=SessionEnd.CREDENTIAL))
                 if heap_trimming.is_due(len(self.sessions), own_memory(), time.monotonic()):
                     gc.collect()
                     await asyncio.to_thread(return_free_memory)

@@ -91,6 +91,15 @@ class Session:
         return SessionEnd.CREDENTIAL if self.deadline == self.credential_deadline else SessionEnd.LEASE
 
     @property
+    def expiry_reason(self) -> str:
+        """The reason to state, for people, if the session expires now."""
+        if self.orphaned:
+            return "the process of its client ended"
+        if self.expiry_cause is SessionEnd.CREDENTIAL:
+            return f"its credential ({self.caller.credential}) has expired"
+        return "its lease expired"
+
+    @property
     def orphaned(self) -> bool:
         """True if the only process that used the session has ended, and no connection is left."""
         return self.process is not None and self.process.ended and not self.connections

@@ -29,6 +29,8 @@ CLOSE_TIMEOUT = 5.0
 """Maximum time, in seconds, for a device process to free a session's memory. Afterwards the close is answered without
 waiting for the memory. This is less than the 10 s that clients wait for an answer, and more than the time after which
 an unshared process with endless work is ended."""
+NEW_CREDENTIAL = "Open a new session with a valid credential from the daemon's operator"
+"""Advice to a client whose session ended because its credential is no longer valid."""
 _REMEMBERED = 1024
 """Number of remembered sessions that the daemon closed by itself, and whose clients may not know it."""
 
@@ -172,6 +174,8 @@ class SessionTable:
             raise _session_ended(*self._revoked[key])
         if session is None or session.closing or session.deadline <= now:
             self.on_credential(None)
+            if session is not None and session.expiry_cause is SessionEnd.CREDENTIAL:
+                raise _session_ended(session.id, session.expiry_reason, NEW_CREDENTIAL)
             raise errors.session_expired()
         self.on_credential(session.caller)
         if session.process is not None and session.process.pid != calling_process.get():
@@ -199,9 +203,7 @@ class SessionTable:
     def _check_orphaned(self, session: Session) -> None:
         """Starts to close the session if its client's process has ended and no connection is left."""
         if session.orphaned and not session.closing:
-            task = asyncio.create_task(
-                self.close(session, "the process of its client ended", cause=session.expiry_cause)
-            )
+            task = asyncio.create_task(self.expire(session))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -209,6 +211,12 @@ class SessionTable:
         """Returns the sessions whose lease has run out, or whose credential has expired."""
         now = self._clock()
         return [session for session in self if session.deadline <= now and not session.closing]
+
+    async def expire(self, session: Session) -> list[int]:
+        """Ends a session that `expired` lists, as `close` does. Its client is told if the credential is the cause."""
+        cause = session.expiry_cause
+        revoked = NEW_CREDENTIAL if cause is SessionEnd.CREDENTIAL else ""
+        return await self.close(session, session.expiry_reason, revoked=revoked, cause=cause)
 
     def renew(self, session: Session, caller: Caller) -> None:
         """Applies the caller's present state to the session: the same tenant, with other rights, quotas or dates."""

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth_proto.reasons import Reason, Refusal
+from hearthd.front.addresses import identity_path
 from hearthd.front.audit.recorder import Audit
 from hearthd.front.auth.authenticator import Authenticator, AuthFailures, certificate_names, host_of
-from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, identity_path, user_of
+from hearthd.front.auth.unix_identity import IdentitySocket, IdentityTickets, user_of
 from hearthd.front.config.front_limits import ConnectionSettings
 from hearthd.front.connections.limits import ConnectionLimits
 from hearthd.front.sessions.session_table import SessionTable

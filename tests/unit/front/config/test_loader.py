@@ -187,6 +187,32 @@ def test_path_of_a_socket_with_nul_is_refused(tmp_path: Path) -> None:
             load(file(tmp_path, f'[listen]\n{key} = "/a\\u0000b"\n'), {})
 
 
+@pytest.mark.parametrize(
+    ("text", "setting", "owner"),
+    [
+        ('listen = { unix = "%s", http_unix = "%s" }', "listen.http_unix", "listen.unix"),
+        ('listen = { unix = "%s", http_unix = "%s.call" }', "listen.http_unix", "the socket for calls"),
+        ('listen = { unix = "%s", http_unix = "%s-identity" }', "listen.http_unix", "the identity socket"),
+        ('listen = { unix = "%s", http_unix = "%s.lane" }', "listen.http_unix", "lanes.path"),
+        ('listen = { unix = "%s" }\nlanes = { path = "%s" }', "lanes.path", "listen.unix"),
+        (
+            'listen = { unix = "%s", http_unix = "auto" }\nlanes = { path = "%s-http" }',
+            "listen.http_unix",
+            "lanes.path",
+        ),
+    ],
+)
+def test_two_unix_sockets_on_one_path_are_refused(tmp_path: Path, text: str, setting: str, owner: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{setting}: .* is also the path of {owner}.*; set {setting} to another"):
+        load(file(tmp_path, text % (tmp_path / "s", tmp_path / "link" / "s")), {})
+
+
+def test_sockets_that_are_not_opened_may_have_any_path(tmp_path: Path) -> None:
+    load(file(tmp_path, '[listen]\nunix = ""\nhttp_unix = "/x/s.call"\n[lanes]\npath = "/x/s.call"'), {})
+    load(file(tmp_path, '[listen]\nunix = "/x/s"\nhttp_unix = "/x/s.lane"\n[lanes]\nenabled = false'), {})
+
+
 def test_longest_duration_is_a_time_limit_of_a_socket() -> None:
     with socket.socket() as end:
         end.settimeout(parse_seconds("576h"))

@@ -102,7 +102,7 @@ def test_a_path_that_is_taken(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with front(tmp_path, launcher(), devices=1, lanes__path=path):
-            with pytest.raises(ListenError, match=r"lanes\.path.*already serves"):
+            with pytest.raises(ListenError, match=r"lanes\.path: a daemon already serves.*set lanes\.path to"):
                 async with front(tmp_path, launcher(), listen__unix=str(tmp_path / "i.sock"), lanes__path=path):
                     pass
             # The socket still belongs to the other daemon.

@@ -81,6 +81,29 @@ def test_ended_sessions_are_counted_by_tenant_and_reason() -> None:
     run(scenario())
 
 
+def test_client_is_told_that_its_credential_has_expired() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        sessions = table(clock)
+        session, token = sessions.open("me", "1", Caller(Tenant("lab"), "token ci", expires=time.time() + 5))
+        unused, unused_token = sessions.open("me", "1", Caller(Tenant("lab"), "token long", expires=time.time() + 500))
+        clock.now += 40
+        messages = []
+        for moment in ("before the session is closed", "afterwards"):
+            with pytest.raises(Refusal, match=r"its credential \(token ci\) has expired") as ended:
+                sessions.find(token)
+            assert ended.value.reason == Reason.SESSION_EXPIRED and "with a valid credential" in ended.value.fix, moment
+            messages.append(str(ended.value))
+            await sessions.expire(session)
+        assert messages[0] == messages[1]
+        assert unused.expiry_reason == "its lease expired"
+        await sessions.expire(unused)
+        with pytest.raises(Refusal, match="unknown or expired session"):
+            sessions.find(unused_token)
+
+    run(scenario())
+
+
 def test_tokens_are_secret_and_distinct() -> None:
     async def scenario() -> None:
         sessions = table(Clock())
