@@ -262,7 +262,8 @@ def raw_bytes(arg: Any) -> bytes:
     if np.is_imported() and isinstance(arg, np.generic | np.ndarray):
         if arg.dtype.hasobject:
             return _with_null_pointers(arg)
-        return (arg if arg.dtype.isnative else arg.astype(arg.dtype.newbyteorder("="))).tobytes()
+        is_scalar = isinstance(arg, np.generic) and not isinstance(arg, np.void)  # in native byte order
+        return (arg if is_scalar else arg.astype(arg.dtype.newbyteorder("="), copy=False)).tobytes()
     return bytes(memoryview(arg))  # a value of ctypes
 
 

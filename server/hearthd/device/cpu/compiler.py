@@ -101,6 +101,13 @@ class CpuCompiler:
                 self._renewals += 1
             return {**toolchain.recipe(), "renewals": self._renewals}
 
+    def close(self) -> None:
+        """Releases the descriptor of the directory of preludes. No other method may be called afterwards."""
+        with self._renewal_lock:
+            if self._preludes >= 0:
+                os.close(self._preludes)
+                self._preludes = -1
+
     def prepare(self, source: Source) -> None:
         """Builds the precompiled prelude. Raises Refusal for invalid options."""
         parsed = parse_cpu_options(source.options)

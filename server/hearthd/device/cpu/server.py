@@ -76,6 +76,7 @@ class CpuServer:
     def close(self) -> None:
         for stream in self.streams:
             stream.close()
+        self.compiler.close()
 
     def on_progress(self, wake: Callable[[], None] | None) -> bool:
         self._wake = wake if wake is not None else lambda: None

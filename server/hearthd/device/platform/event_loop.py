@@ -116,7 +116,8 @@ class Loop:
             self.lingering.begin(time.perf_counter())
 
     def close(self) -> None:
-        """Releases the descriptors. To be called after `run` has ended."""
+        """Releases the descriptors. To be called after `run` has ended; later calls of `post` and `wake` do nothing."""
+        self._woken = True
         self._epoll.close()
         os.close(self._wake_fd)
 

@@ -212,6 +212,7 @@ class DeviceProcess:
         self.device.compiler.close()
         if not self.device.tracks.in_flight():  # otherwise freeing memory would wait for kernels that may never end
             self.device.server.close()
+        self.loop.close()
 
     def control(self, kind: Kind, handler: Callable[[Frame], None]) -> None:
         """Registers `handler` for the frames of this kind.

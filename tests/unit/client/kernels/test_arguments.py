@@ -113,6 +113,8 @@ def test_big_endian_structures_are_passed_in_native_byte_order() -> None:
         unpacked = record((np.int32(1), value))
         assert launches.unpack_layout(unpacked.layout)[1] == (8, 24, False, False)
         assert struct.unpack_from("<b7xd2h", unpacked.params, 8) == (1, 2.5, 3, 4)
+    only_field_has_a_shape = np.array([((3, 4),)], [("a", ">i2", 2)])  # NumPy calls this dtype native
+    assert record((only_field_has_a_shape[0],)).params[:4] == struct.pack("<2h", 3, 4)
 
 
 MASKED_FIELD = np.ma.array([(1, 2)], mask=[(False, True)], dtype="i2,i2")
