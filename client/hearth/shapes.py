@@ -63,12 +63,30 @@ def type_of_value(value: Any) -> Dtype:
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
-    """Returns a dtype that device memory can hold, in native byte order.
+    """Returns the dtype of an array on a device, in native byte order; numbers have NumPy's own dtype of their type.
+
+    Raises `DtypeError` as `host_dtype_of` does, and for a dtype with a shape, which NumPy adds to that of the array.
+    """
+    dtype = host_dtype_of(value)
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        raise DtypeError(
+            f"dtype {dtype} has a shape, {shape}, which belongs to the array.",
+            fix=f"use the dtype {base}, and add {shape} to the end of the array's shape.",
+        )
+    if dtype.kind in "biufc":
+        return np.dtype(dtype.type)  # `newbyteorder` makes another object, which NumPy does not call built-in
+    native = dtype.newbyteorder("=")
+    return dtype if dtype == native else native  # `isnative` disregards the byte order of fields with a shape
+
+
+def host_dtype_of(value: Any) -> np.dtype[Any]:
+    """Returns the dtype of a host array whose elements device memory can hold; it may have a shape, and any byte order.
 
     Raises `DtypeError` for other values, e.g. dtypes of Python objects.
     """
     try:
-        dtype = np.dtype(value)
+        dtype: np.dtype[Any] = np.dtype(value)
     except TypeError as error:
         ml_dtype = named(value) if isinstance(value, str) else None
         if ml_dtype is None:
@@ -81,8 +99,7 @@ def dtype_of(value: Any) -> np.dtype[Any]:
         )
     if dtype.itemsize == 0:
         raise DtypeError(f"dtype {dtype} has no size.", fix="specify its length, e.g. 'S16'.")
-    native: np.dtype[Any] = dtype if dtype.isnative else dtype.newbyteorder("=")
-    return native
+    return dtype
 
 
 def _fix(value: Any) -> str:
@@ -106,9 +123,9 @@ def reinterpreted(value: Any) -> Dtype:
     dtype = type_of(value)
     if isinstance(dtype, dtypes.Element):
         return dtype
-    if not (isinstance(value, str) and named(value)) and not np.dtype(value).isnative:
+    if host_dtype_of(value) != dtype:
         raise DtypeError(
-            f"dtype {np.dtype(value)} has another byte order than the device.",
+            f"dtype {host_dtype_of(value)} has another byte order than the device.",
             fix="use the bytes, x.view(np.uint8), and convert on the host: x.get().view(dtype).",
         )
     return dtype

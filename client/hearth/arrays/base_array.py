@@ -191,14 +191,20 @@ class BaseArray(DeviceOperand):
         """Returns a view of the selected elements.
 
         Integers, slices, `...` and None work as in NumPy: ``x[2:5]``, ``x[:, 3:7]``, ``x[..., 0]``, ``x[::-2, 1::3]``.
-        A single element is a view without axes: ``x[3].item()`` reads it.
+        A single element is a view without axes: ``x[3].item()`` reads it. The name of a field of a structured dtype
+        selects the field of each element: ``x["a"]``.
 
         Raises:
-            IndexError: The index is out of range.
-            UnsupportedError: The index is a mask or a list.
+            IndexError: The index is out of range, or names a field and the elements have none.
+            ArgumentError: The elements have no field of that name.
+            UnsupportedError: The index is a mask or a list, also of fields.
         """
         if index is Ellipsis:
             return self._view(0, self._shape, self._dtype, self._strides)
+        if isinstance(index, str):
+            from hearth.arrays import views
+
+            return views.field(self, index)
         from hearth.arrays import strided
 
         selection = strided.select(self._shape, self.strides, index)
@@ -376,8 +382,8 @@ class BaseArray(DeviceOperand):
         Sent one way, a host array as by `set`; a device array is copied on the device and not through the host.
 
         Raises:
-            IndexError: The index is out of range.
-            ArgumentError: The shape of the value does not match.
+            IndexError: The index is out of range, or names a field and the elements have none.
+            ArgumentError: The shape of the value does not match, or the elements have no such field.
             DtypeError: The dtype of the value cannot be converted.
             UnsupportedError: A device array belongs to another session, or the index selects no view: see ``x[index]``.
         """

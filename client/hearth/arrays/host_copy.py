@@ -353,7 +353,9 @@ def _check_out(array: ArrayLike, out: np.ndarray[Any, Any]) -> np.ndarray[Any, A
         description = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise ArgumentError(
             f"out is {description}; it must be a NumPy array of {array.dtype} {array._shape}.",
-            fix="pass np.empty(x.shape, x.dtype); x.readinto(buffer) accepts any buffer of the same size.",
+            fix="pass a stream by its name: x.get(stream=s)."
+            if isinstance(out, streams.BaseStream)
+            else "pass np.empty(x.shape, x.dtype); x.readinto(buffer) accepts any buffer of the same size.",
         )
     if not out.flags.writeable:
         raise ArgumentError("out is read-only.", fix="pass a writable array.")

@@ -93,6 +93,11 @@ def _integer(entry: Any) -> int:
         return entry
     if isinstance(entry, bool | np.bool_) or getattr(entry, "dtype", None) == np.bool_:
         raise _unsupported("a mask", "select from a copy on the host, x.get()[mask], or in a kernel.")
+    if isinstance(entry, list) and any(isinstance(name, str) for name in entry):
+        raise UnsupportedError(
+            f"a list of fields, {entry}, cannot be expressed as a view of elements without gaps.",
+            fix="select one field at a time, e.g. x['name'].",
+        )
     if isinstance(entry, list | tuple | np.ndarray | DeviceOperand) and (not hasattr(entry, "ndim") or entry.ndim):
         raise _unsupported(
             "a list of indices",
@@ -102,7 +107,8 @@ def _integer(entry: Any) -> int:
         return int(entry.__index__())
     except (AttributeError, TypeError):
         raise IndexError(
-            f"{entry!r} is not a valid index: use integers, slices (`:`), an ellipsis (`...`) or None"
+            f"{entry!r} is not a valid index: use integers, slices (`:`), an ellipsis (`...`) or None; the name of a "
+            "field is a separate index, e.g. x['name'][0]"
         ) from None
 
 

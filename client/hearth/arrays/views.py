@@ -169,6 +169,37 @@ def reinterpreted(
     return (*shape[:-1], shape[-1] * old_dtype.itemsize // new_dtype.itemsize), new_dtype, strides
 
 
+def field(array: A, name: str) -> A:
+    """Returns the view of one field of each element.
+
+    Args:
+        array: The array.
+        name: Name of the field.
+
+    Returns:
+        A view with the strides of the array. The axes of a field with a shape follow those of the array.
+
+    Raises:
+        IndexError: The elements have no fields.
+        ArgumentError: They have no field of that name.
+    """
+    fields = array.dtype.fields
+    if fields is None:
+        raise IndexError(
+            f"{name!r} is not a valid index: it names a field, and elements of {array.dtype} have no fields; use "
+            "integers, slices (`:`), an ellipsis (`...`) or None"
+        )
+    if name not in fields:
+        raise ArgumentError(
+            f"elements of {array.dtype} have no field {name!r}.",
+            fix=f"use one of these fields: {', '.join(map(repr, fields))}.",
+        )
+    with_shape, offset = fields[name][:2]
+    dtype, inner = shapes.dtype_of(with_shape.base), with_shape.shape
+    strides = (*array.strides, *layouts.strides_of(inner, dtype.itemsize))
+    return array._view(offset, array.shape + inner, dtype, strides)
+
+
 def element(array: A, index: tuple[SupportsIndex, ...]) -> A:
     """Returns the view of one element.
 

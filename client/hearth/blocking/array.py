@@ -287,10 +287,13 @@ class DeviceArray(BaseArray):
 
         Blocks until earlier work is done. Raises `BufferError` if the memory cannot be shared, or not without a copy.
         """
+        from hearth.interop import dlpack
+
         try:
             if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
                 return self._host_capsule(tuple(dl_device), copy, max_version)
             shared = self.copy() if copy else self
+            dlpack.type_code(shared.dtype, shared.strides)  # raises before the export, which excludes `publish`
             return shared.ipc()._capsule(max_version, copied=bool(copy))
         except (ArgumentError, UnsupportedError) as error:
             raise BufferError(str(error)) from error

@@ -129,6 +129,22 @@ _deleter, _versioned_deleter = _Deleter(_delete), _VersionedDeleter(_delete)
 _destructor = _Destructor(_destroy)  # these three objects must stay alive, because C code has their addresses
 
 
+def type_code(dtype: Any, strides: tuple[int, ...]) -> int:
+    """Returns DLPack's code of a dtype.
+
+    Args:
+        dtype: Type of the elements of an array.
+        strides: Bytes from one element of the array to the next along each axis.
+
+    Raises:
+        BufferError: DLPack has no code for the dtype, or cannot express the strides.
+    """
+    code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
+    if code is None or not dtype.isnative or any(stride % dtype.itemsize for stride in strides):
+        raise BufferError(f"DLPack does not support arrays of {dtype} with strides {strides}")
+    return code
+
+
 def capsule(
     owner: object,
     address: int,
@@ -158,11 +174,9 @@ def capsule(
         The capsule.
 
     Raises:
-        BufferError: DLPack has no code for the dtype, or cannot express the strides.
+        BufferError: See `type_code`.
     """
-    code = _NAMED.get(dtype.name, _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None)
-    if code is None or not dtype.isnative or any(stride % dtype.itemsize for stride in strides):
-        raise BufferError(f"DLPack does not support arrays of {dtype} like this one")
+    code = type_code(dtype, strides)
     axes = len(shape)
     lengths = (c_int64 * max(axes, 1))(*shape)
     element_strides = (c_int64 * max(axes, 1))(*(stride // dtype.itemsize for stride in strides))

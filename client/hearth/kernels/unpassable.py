@@ -7,6 +7,7 @@ from typing import Any
 
 from hearth import lazy_numpy as np
 from hearth.errors import LaunchError, LaunchTypeError
+from hearth.kernels.arguments import is_masked
 
 
 def unpassable(index: int, arg: Any) -> LaunchTypeError:
@@ -24,7 +25,10 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         fix = (
             "upload it with gpu.asarray(...) and pass the result; for a single value pass a scalar, e.g. np.float32(x)."
         )
-        if arg.size == 1 and arg.dtype.kind not in "OSU":
+        if is_masked(arg):
+            description = f"a masked array of shape {arg.shape} and dtype {arg.dtype}, with elements that have no value"
+            fix = "replace them first: gpu.asarray(x.filled(value)), or x.filled(value).flat[0] for a single value."
+        elif arg.size == 1 and arg.dtype.kind not in "OSU":
             description = (
                 f"a NumPy array of one element of 8 bytes ({arg.dtype}), and a pointer parameter would take its value "
                 "for an address"

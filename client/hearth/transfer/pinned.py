@@ -134,8 +134,7 @@ def _make(
     zeros: bool = False,
 ) -> np.ndarray[Any, Any]:
     """Makes a pinned array. `element_strides` are its strides in elements; None: it is contiguous in `order`."""
-    shapes.dtype_of(dtype)
-    element_type: np.dtype[Any] = np.dtype(dtype)
+    element_type = shapes.host_dtype_of(dtype)
     size = shapes.bytes_of(shape, element_type)
     strides = (
         None if element_strides is None else tuple(int(stride) * element_type.itemsize for stride in element_strides)

@@ -431,12 +431,15 @@ def usage(port: Port) -> None:
     assert 0 < port.gpu.memory_usage().device_free <= port.gpu.memory_usage().device_total
 
 
-@row("cuda.runtime.memcpy", "ndarray.get", "asnumpy")
+@row("cuda.runtime.memcpy", "ndarray.set", "ndarray.get", "asnumpy")
 def copies(port: Port) -> None:
-    x, y, a = zeros(port), zeros(port), np.arange(4, dtype=np.float32)
-    x.set(a)
+    x, y, a, s = zeros(port), zeros(port), np.arange(4, dtype=np.float32), port.gpu.stream()
+    x.set(a, s)
     y.copy_from(x)
-    assert y.get(out=np.empty_like(a)).tolist() == a.tolist()
+    assert y.get(out=np.empty_like(a)).tolist() == y.get(stream=s).tolist() == a.tolist()
+    with pytest.raises(hearth.ArgumentError, match="out is Stream") as caught:
+        y.get(s)  # type: ignore[arg-type]
+    assert "x.get(stream=s)" in caught.value.fix
     assert [each.tolist() for each in port.gpu.get([x, y])] == [a.tolist()] * 2
 
 

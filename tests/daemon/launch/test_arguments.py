@@ -222,7 +222,8 @@ def test_structs(gpu: hearth.Device) -> None:
     kernel = gpu.RawModule(code=STRUCTS).get_function("open")
     item = np.zeros((), STRUCT)
     item["tag"], item["weight"], item["ids"], item["flag"] = -3, 2.5, (7, 8, 9), True
-    for passed in (item, item[()], item.tobytes(), hearth.Struct(item.tobytes(), align=8)):
+    swapped = item.astype(STRUCT.newbyteorder())
+    for passed in (item, item[()], swapped, swapped[()], item.tobytes(), hearth.Struct(item.tobytes(), align=8)):
         out = gpu.zeros(8, np.float64)
         kernel((1,), (1,), (np.int32(1), passed, np.int32(2), out))
         assert out.get().tolist() == [1, -3, 2.5, 7, 8, 9, 1, 2]

@@ -112,6 +112,25 @@ def test_unsharable_arrays_raise_buffer_error(gpu: hearth.Device) -> None:
         _ = x.__cuda_array_interface__
 
 
+@on_cpu
+@pytest.mark.parametrize("dtype", [np.dtype(">f4"), np.dtype("f4", metadata={"unit": "m"})], ids=["order", "metadata"])
+def test_an_array_made_from_another_byte_order_or_with_metadata_is_shared(
+    gpu: hearth.Device, dtype: np.dtype, nothing_stays: None
+) -> None:
+    seen = np.from_dlpack(gpu.asarray(np.arange(3, dtype=dtype)))
+    assert seen.dtype == np.float32 and seen.tolist() == [0, 1, 2]
+    del seen
+
+
+@pytest.mark.parametrize("dtype", ["S3", "U2", "M8[s]", [("a", "i4")]], ids=str)
+def test_an_array_that_dlpack_does_not_support_stays_unshared(gpu: hearth.Device, dtype: Any) -> None:
+    x = gpu.zeros(2, dtype)
+    with pytest.raises(BufferError, match="DLPack does not support arrays of"):
+        x.__dlpack__()
+    x.view(np.uint8).publish("unshared")
+    gpu.unpublish("unshared")
+
+
 def test_dtypes_that_dlpack_has(gpu: hearth.Device) -> None:
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool"):
         host = np.array([0, 1, 0, 1]).astype(shapes.dtype_of(name))

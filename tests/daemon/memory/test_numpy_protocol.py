@@ -487,6 +487,40 @@ def test_other_byte_orders_are_converted(gpu: hearth.Device) -> None:
     assert x.dtype == np.float32 and x.get().tolist() == [4, 5, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(">f4"), np.dtype("f4", metadata={"unit": "m"})], ids=["order", "metadata"])
+def test_arrays_of_such_dtypes_are_cast_and_published(gpu: hearth.Device, dtype: np.dtype) -> None:
+    host = np.arange(3, dtype=dtype)
+    for x in (gpu.asarray(host), gpu.asarray([0, 1, 2], dtype), gpu.zeros_like(host), gpu.empty(3, dtype)):
+        x.set(host)
+        assert x.astype("f8").get().tolist() == [0, 1, 2]
+        y = gpu.zeros(3, np.int32)
+        y[:] = x
+        assert y.astype(dtype).get().tolist() == [0, 1, 2]
+    name = f"such-{dtype.isnative}"
+    x.publish(name)
+    try:
+        assert gpu.attach(name).dtype == np.float32
+    finally:
+        gpu.unpublish(name)
+
+
+def test_dtypes_with_a_shape_are_refused(gpu: hearth.Device) -> None:
+    dtype = np.dtype((np.int32, 3))
+    makers: list[Callable[[], Any]] = [
+        lambda: gpu.zeros(2, dtype),
+        lambda: gpu.empty_many([(2, dtype)]),
+        lambda: gpu.asarray([1], dtype),
+        lambda: gpu.ones(2).astype(dtype),
+        lambda: gpu.ones(6).view(dtype),
+        lambda: hearth.Out(2, dtype),
+    ]
+    for make in makers:
+        with pytest.raises(hearth.DtypeError, match="has a shape") as caught:
+            make()
+        assert "use the dtype int32" in caught.value.fix
+    assert hearth.empty_pinned(2, dtype).shape == (2, 3)
+
+
 # ---- operations that are not supported ----
 
 

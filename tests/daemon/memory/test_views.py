@@ -352,6 +352,82 @@ def test_reshape_and_its_relatives(gpu: hearth.Device) -> None:
         x.T.view(np.int8)
 
 
+INNER = [("x", "u8"), ("y", "f8"), ("z", "c8", (2,))]
+FIELDS = [("s", "S3"), ("a", "i4"), ("n", INNER), ("v", "f2", (3, 2)), ("c", "u1"), ("t", "i8")]
+PATHS = [("s",), ("a",), ("n",), ("n", "x"), ("n", "y"), ("n", "z"), ("v",), ("c",), ("t",)]
+
+
+@pytest.mark.parametrize("align", [False, True], ids=["packed", "aligned"])
+@pytest.mark.parametrize("path", PATHS, ids=".".join)
+@pytest.mark.parametrize("step", [lambda a: a, lambda a: a[1:, ::-2], lambda a: a.T, lambda a: a[2, 3]])
+def test_fields_are_read_and_written_as_in_numpy(
+    gpu: hearth.Device, align: bool, path: tuple[str, ...], step: Step
+) -> None:
+    """Every write is compared in the whole array, so that it changes no byte of another field, and no padding."""
+    dtype = np.dtype([(name, np.dtype(of, align=align), *more) for name, of, *more in FIELDS], align=align)
+    host = np.zeros((3, 5), dtype)
+    host.view(np.uint8)[:] = np.arange(host.nbytes, dtype=np.uint8).reshape(3, -1) & 63  # no NaN, no large number
+    x = gpu.asarray(host)
+    expected, view = step(host[...]), step(x)
+    if not isinstance(expected, np.ndarray):
+        expected = host[2:3, 3:4].reshape(())
+    for name in path:
+        expected, view = expected[name], view[name]
+    assert (view.shape, view.dtype, view.strides) == (expected.shape, expected.dtype, expected.strides)
+    assert memory_of(view) is memory_of(x)
+    out = np.empty(expected.shape, expected.dtype)
+    for got in (view.get(), view.get(out=out), view.copy().get(), gpu.get([x, view])[1]):
+        assert got.tobytes() == expected.tobytes()
+    if expected.dtype.kind in "iufc":
+        assert view.astype(np.float64).get().tobytes() == expected.real.astype(np.float64).tobytes()
+    values = expected.copy()
+    values.reshape(-1).view(np.uint8)[:] = 7
+    one = values.reshape(-1)[0]
+    view.set(values)
+    expected[...] = values
+    assert x.get().tobytes() == host.tobytes()
+    for value, same in ((one, one), (np.zeros_like(one), np.zeros_like(one)), (gpu.asarray(values), values)):
+        view[...] = value
+        expected[...] = same
+        assert x.get().tobytes() == host.tobytes()
+    view.fill(0)
+    expected[...] = 0
+    assert x.get().tobytes() == host.tobytes()
+
+
+def test_fields_are_assigned_and_passed_to_kernels(gpu: hearth.Device) -> None:
+    host = np.array([(1, 2.0, (3, 4)), (5, 6.0, (7, 8))], [("a", "i4"), ("b", "f4"), ("n", [("x", "i2"), ("y", "i2")])])
+    x = gpu.asarray(host)
+    for each in (host, x):
+        each["a"] = 5
+        each["b"][1:] = [2.5]
+        each[0]["n"]["x"] = 9
+        each["n"][1] = (1, 2)
+    x["a"][1:] = x["a"][:1] = x["n"]["x"][1]  # from the device, with a cast
+    host["a"] = 1
+    assert x.get().tobytes() == host.tobytes() and x["n"][0]["y"].item() == 4
+    add = gpu.RawKernel(
+        'extern "C" __global__ void add(char* b, long long step) { *(float*)(b + threadIdx.x * step) += 1; }', "add"
+    )
+    add((1,), (2,), (x["b"], x["b"].strides[0]))
+    host["b"] += 1
+    assert x.get().tobytes() == host.tobytes()
+
+
+def test_indices_that_name_no_field_are_refused(gpu: hearth.Device) -> None:
+    x = gpu.zeros(2, [("a", "i4"), ("b", "f4")])
+    with pytest.raises(hearth.ArgumentError, match="have no field 'c'") as caught:
+        x["c"] = 1
+    assert "'a', 'b'" in caught.value.fix
+    with pytest.raises(IndexError, match="float64 have no fields"):
+        gpu.zeros(2)["a"]
+    with pytest.raises(IndexError, match="a separate index"):
+        x.reshape(1, 2)[0, "a"]
+    with pytest.raises(hearth.UnsupportedError, match="a list of fields") as refused:
+        x[["a", "b"]] = 1
+    assert "x['name']" in refused.value.fix
+
+
 def test_operations_without_strides_refuse_them_by_name(node: hearth.Node, gpu: hearth.Device) -> None:
     x = gpu.zeros((4, 6), np.float32)
     group = hearth.Group(node.devices[:1])

@@ -106,6 +106,33 @@ def test_structured_scalars_follow_their_dtype() -> None:
     assert struct.unpack_from("<b7xd", unpacked.params, 8) == (1, 2.5)
 
 
+def test_big_endian_structures_are_passed_in_native_byte_order() -> None:
+    dtype = np.dtype([("a", np.int8), ("b", ">f8"), ("c", [("d", ">i2", 2)])], align=True)
+    array = np.array([(1, 2.5, ((3, 4),))], dtype)
+    for value in (array[0], array.reshape(()), array):
+        unpacked = record((np.int32(1), value))
+        assert launches.unpack_layout(unpacked.layout)[1] == (8, 24, False, False)
+        assert struct.unpack_from("<b7xd2h", unpacked.params, 8) == (1, 2.5, 3, 4)
+    only_field_has_a_shape = np.array([((3, 4),)], [("a", ">i2", 2)])  # NumPy calls this dtype native
+    assert record((only_field_has_a_shape[0],)).params[:4] == struct.pack("<2h", 3, 4)
+
+
+MASKED_FIELD = np.ma.array([(1, 2)], mask=[(False, True)], dtype="i2,i2")
+
+
+@pytest.mark.parametrize(
+    "value", [np.ma.masked, np.ma.array([1], "f4", mask=[True]), MASKED_FIELD, MASKED_FIELD[0], np.ma.masked_all(3)]
+)
+def test_masked_values_are_refused(value: Any) -> None:
+    with pytest.raises(hearth.LaunchTypeError, match="argument 1 is a masked array") as caught:
+        arguments.signature((1, value))
+    assert "x.filled(value)" in caught.value.fix and caught.value.details["argument"] == "1"
+
+
+def test_a_masked_array_whose_element_is_not_masked_is_passed_by_value() -> None:
+    assert record((np.ma.array([5], ">i4", mask=[False]),)).params[:4] == struct.pack("<i", 5)
+
+
 def test_structs_of_different_length_do_not_share_a_signature() -> None:
     assert len(record((b"12345678",)).params) == 8
     assert len(record((b"1234567812345678",)).params) == 16
