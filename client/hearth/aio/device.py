@@ -57,7 +57,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """Returns when plain calls succeed: the device is attached, also after a loss, and its queue has room.
 
         A program that submits much work should await it from time to time, like the `drain` of a stream writer, and
-        after a `DeviceLostError`, before it makes the next array.
+        after a `DeviceLostError`, before it launches kernels that use durable arrays.
 
         Raises:
             UnavailableError: The device is not available within the node's `timeout`.
