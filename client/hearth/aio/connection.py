@@ -255,15 +255,31 @@ class LoopConnection(Connection):
         if self.refusal is not None:
             attachment.end(self.refusal)
 
-    async def opened(self) -> None:
-        """Returns when commands can be submitted, for durable arrays too. Raises the errors of `attachment`."""
+    async def opened(self, timeout: float | None = None) -> float | None:
+        """Returns when commands can be submitted, for durable arrays too.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Returns:
+            The seconds that are left; None: no limit.
+
+        Raises:
+            TimeoutError: No command could be submitted in time.
+            HearthError: An error of `attachment`.
+        """
         self.home.check()
         if self._accepts_all():
-            return
+            return timeout
         opening = self._begin()
-        if not self._accepts_all():
-            await self.home.wait_done(opening)
-            opening.result()
+        if self._accepts_all():
+            return timeout
+        began = self.home.loop.time()
+        await self.home.wait_done(opening, timeout)
+        if timeout is not None and not opening.done():
+            raise unanswered(self.ordinal, timeout)
+        opening.result()
+        return None if timeout is None else max(0.0, timeout - (self.home.loop.time() - began))
 
     def _accepts_all(self) -> bool:
         """True if commands can be submitted, and no durable array is being restored."""
@@ -277,13 +293,13 @@ class LoopConnection(Connection):
 
         Args:
             request: Sends the request.
-            timeout: Seconds to wait at most for the answer; None: no limit.
+            timeout: Seconds to wait at most; None: no limit.
 
         Raises:
             TimeoutError: The answer has not arrived in time.
             HearthError: The request failed, or an error of `attachment`.
         """
-        await self.opened()
+        timeout = await self.opened(timeout)
         return await self.home.result_of(request(), timeout)
 
     def block_until_attached(self) -> None:

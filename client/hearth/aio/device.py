@@ -93,7 +93,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             TimeoutError: The work is not done in time; it continues.
         """
         connection = self._connection
-        await connection.opened()
+        timeout = await connection.opened(timeout)
         await connection.home.answer(self._request_sync(), timeout)
 
     @telemetry.traced("hearth.cancel")
@@ -125,7 +125,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             HearthError: A command of the stream failed.
             TimeoutError: The commands are not handed to the device in time.
         """
-        await self._connection.opened()
+        timeout = await self._connection.opened(timeout)
         await self._connection.home.answer(self._request_flush(stream), timeout)
 
     async def memory_usage(self) -> MemoryUsage:

@@ -171,7 +171,7 @@ class Node(AsyncWith, BaseNode["Device"]):
         self._session.check()
         used = [device._connection for device in self.devices if device._connection.used]
         for connection in used:
-            await connection.opened()
+            timeout = await connection.opened(timeout)
         await self._home.answers(self._request_sync(), timeout)
 
     async def describe(self) -> NodeInfo:

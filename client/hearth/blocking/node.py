@@ -152,6 +152,10 @@ class Node(BaseNode["Device"]):
         """
         from hearth.session.reply import wait_for_all
 
+        self._session.check()
+        for device in self.devices:
+            if device._connection.used:
+                timeout = device._connection.opened(timeout, reports=True)
         wait_for_all(self._request_sync(), timeout)
 
     def describe(self) -> NodeInfo:
