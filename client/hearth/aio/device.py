@@ -220,6 +220,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         Raises:
             InvalidHandleError: There is no such name (``NOT_PUBLISHED``).
         """
+        await self._connection.wait_attached()
         await self._connection.home.call(partial(self._publications.unpublish, name))
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
@@ -281,7 +282,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         Returns:
             A description of each array.
         """
-        await self._connection.opened()
+        await self._connection.wait_attached()
         return await self._connection.home.call(self._publications.listed)
 
     @telemetry.traced("hearth.dispatch", telemetry.of_dispatch)

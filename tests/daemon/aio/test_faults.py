@@ -135,6 +135,27 @@ def test_calls_without_durable_arrays_are_queued_while_durable_arrays_are_restor
     run(main)
 
 
+CRASH = 'extern "C" __global__ void crash(long long address) { *(int*)address = 1; }'
+
+
+def test_names_are_listed_and_ended_after_a_loss_that_was_raised(lossy: DaemonProcess) -> None:
+    async def main() -> None:
+        async with aio.connect(lossy.unix) as node:
+            gpu = node.device(0)
+            crash = gpu.RawModule(code=CRASH).get_function("crash")
+            for name in ("", "weights"):
+                crash((1,), (1,), (np.int64(8),))
+                with pytest.raises(hearth.DeviceLostError):
+                    await gpu.synchronize()
+                if not name:
+                    assert await gpu.published() == []
+                    continue
+                with pytest.raises(hearth.InvalidHandleError):
+                    await gpu.unpublish(name)
+
+    run(main)
+
+
 async def lose(daemon: DaemonProcess, gpu: aio.Device) -> None:
     """Ends the device's process, and returns when the client knows."""
     os.kill(daemon.device_pid(), signal.SIGKILL)
