@@ -52,7 +52,8 @@ def connect(
 
     Args:
         target: Address of the daemon; see `hearth.connect`.
-        timeout: Seconds for the connect, and later for the restart of a device after a loss.
+        timeout: Seconds for the connect, and later for the restart of a device after a loss. If no daemon answers, up
+            to half a second is added, for the cause that the error names.
         name: Name of the session in the daemon's logs.
         token: Token of the caller; None: see `hearth.connect`.
         ca: PEM file with the authority of the daemon's certificate; None: see `hearth.connect`.
