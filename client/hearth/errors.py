@@ -241,9 +241,14 @@ def unanswered(device: int, timeout: float) -> TimeoutError:
         timeout: Seconds after which the wait ended.
     """
     return TimeoutError(
-        f"device {device} did not answer within {timeout:g} s.",
-        fix="check the daemon with `hearth status`, or connect with a longer timeout.",
+        f"device {device} did not answer within {rounded(timeout)} s.",
+        fix="check the daemon with `hearth status`, or use a longer timeout.",
     )
+
+
+def rounded(seconds: float) -> str:
+    """Returns a time limit for a message: two digits, because what is left of a limit is a little less than it."""
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
 
 
 class ArgumentError(HearthError, ValueError):

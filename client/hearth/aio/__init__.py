@@ -32,8 +32,8 @@ copied: the device reads it in the order of the stream, and it must stay unchang
 synchronized. The same applies to an array in this process's own GPU memory (CuPy, PyTorch), which a thread copies
 through the host. A program that submits work without ever waiting for a result should await ``gpu.ready()`` from time
 to time, like the `drain` of a stream writer. After a `DeviceLostError` a plain call succeeds immediately, because the
-device is attached again in the background; but while durable arrays are being restored, it raises `UnavailableError`
-until ``await gpu.ready()`` has returned.
+device is attached again in the background; but a plain call that uses a durable array raises `UnavailableError`, which
+is retryable, until the array is restored: ``await gpu.ready()`` waits for it, and so do the calls that are awaited.
 
 **Cancelling** an await, for example by `asyncio.timeout`, leaves the session as it was: the work continues, its answer
 is dropped, and earlier failures are raised by the next `synchronize`, `get`, `flush` or end of a profile. After the

@@ -86,7 +86,7 @@ class DeviceArray(BaseArray):
             ArgumentError: `out` is read-only, or of another shape or dtype.
         """
         connection = self._connection
-        await connection.opened()
+        timeout = await connection.opened(timeout)
         connection.raise_deferred()
         attachment = self._usable()
         host, into = host_copy.destination(self, out)
@@ -125,7 +125,7 @@ class DeviceArray(BaseArray):
             HearthError: An error that `get` raises.
         """
         data = dtypes.writable(buffer, self._nbytes)
-        await self._connection.opened()
+        timeout = await self._connection.opened(timeout)
         self._connection.raise_deferred()
         attachment = self._usable()
         if self._nbytes:

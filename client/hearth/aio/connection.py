@@ -1,8 +1,7 @@
 """The connection to one device for an event loop: its calls never block in the event loop.
 
-Commands may be submitted before the device is attached: a thread attaches it, and they are sent afterwards. A call that
-is impossible during that time (while arrays are restored after a loss) raises an error that names the coroutine to
-await.
+Commands may be submitted before the device is attached: a thread attaches it, and they are sent afterwards. During that
+time, the use of a durable array that is being restored after a loss raises an error that names the coroutine to await.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ UPLOADS_HARD = 1 << 30
 """Limits on the bytes of large arrays being uploaded: above `UPLOADS_SOFT`, `LoopConnection` waits; above
 `UPLOADS_HARD`, a call raises `QuotaExceededError`."""
 _POLL_S = 1e-3
+_RESTORED_S = 0.05
+"""Seconds after which a durable array that is being restored may be usable."""
 
 
 class LoopAttachment(Attachment):
@@ -180,7 +181,7 @@ class LoopConnection(Connection):
     def attachment(self) -> Attachment:
         """Returns the current attachment. In the event loop, never blocks: attaching continues in a thread.
 
-        Raises `UnsupportedError` in another event loop, and `UnavailableError` while arrays are being restored.
+        Raises `UnsupportedError` in another event loop, and `UnavailableError` while a broken session is resumed.
         """
         self.home.check()
         return super().attachment()
@@ -192,9 +193,22 @@ class LoopConnection(Connection):
         attachment = self._attachment
         if attachment is not None and (attachment.alive or attachment is self._last_attachment):
             return attachment  # if it has just failed, its use raises the error
-        raise UnavailableError(
+        raise self._unavailable()
+
+    def _restored(self) -> Attachment:
+        opening = self._begin()
+        if not in_loop():
+            opening.result()
+        attachment = self._attachment
+        if attachment is None or not opening.done():
+            raise self._unavailable()
+        return attachment
+
+    def _unavailable(self) -> UnavailableError:
+        return UnavailableError(
             f"device {self.ordinal} is being reattached, and its arrays are being restored.",
             fix="call await gpu.ready() first.",
+            retry_after=_RESTORED_S,
         )
 
     def _begin(self) -> Work[None]:
@@ -212,8 +226,8 @@ class LoopConnection(Connection):
             self._last_attachment = new_attachment = LoopAttachment(
                 self.limits, self._ended, self._deferred.add, self.kernel_output, self._requests, self.timing
             )
-            if self._space is None or (self._space.lost and not self.durables.any()):
-                # no array of an earlier space is left, so its generation may become known later
+            if self._space is None or self._space.lost:
+                # its generation may become known later: only durable arrays, which `_restored` checks, move to it
                 self._space = space = Space(0)
                 new_attachment.session.reverts = self.durables.any
                 new_attachment.adopt(space)
@@ -235,37 +249,57 @@ class LoopConnection(Connection):
             self._use(attachment)
         else:
             self.generation = space.generation = attachment.session.generation
+            self.durables.move(attachment.session.durable, space)
             if self.recorder is not None:
                 self.recorder.attached(self, attachment)
-            for handle in attachment.session.durable:  # no array referred to these handles when the attach began
-                space.deferred_frees.add("buffer", handle)
         if self.refusal is not None:
             attachment.end(self.refusal)
 
-    async def opened(self) -> None:
-        """Returns when commands can be submitted. Raises the errors of `attachment`."""
+    async def opened(self, timeout: float | None = None) -> float | None:
+        """Returns when commands can be submitted, for durable arrays too.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Returns:
+            The seconds that are left; None: no limit.
+
+        Raises:
+            TimeoutError: No command could be submitted in time.
+            HearthError: An error of `attachment`.
+        """
         self.home.check()
-        attachment = self._attachment
-        if attachment is not None and attachment.alive:
-            return
+        if self._accepts_all():
+            return timeout
         opening = self._begin()
-        attachment = self._attachment
+        if self._accepts_all():
+            return timeout
+        began = self.home.loop.time()
+        await self.home.wait_done(opening, timeout)
+        if timeout is not None and not opening.done():
+            raise unanswered(self.ordinal, timeout)
+        opening.result()
+        return None if timeout is None else max(0.0, timeout - (self.home.loop.time() - began))
+
+    def _accepts_all(self) -> bool:
+        """True if commands can be submitted, and no durable array is being restored."""
+        attachment, opening = self._attachment, self._opening
         if attachment is None or not attachment.alive:
-            await self.home.wait_done(opening)
-            opening.result()
+            return False
+        return opening is None or opening.done() or not self.durables.any()
 
     async def result_of(self, request: Callable[[], PendingResult[T]], timeout: float | None = None) -> T:
         """Sends a request when commands can be submitted, and returns its result; see `Home.result_of`.
 
         Args:
             request: Sends the request.
-            timeout: Seconds to wait at most for the answer; None: no limit.
+            timeout: Seconds to wait at most; None: no limit.
 
         Raises:
             TimeoutError: The answer has not arrived in time.
             HearthError: The request failed, or an error of `attachment`.
         """
-        await self.opened()
+        timeout = await self.opened(timeout)
         return await self.home.result_of(request(), timeout)
 
     def block_until_attached(self) -> None:

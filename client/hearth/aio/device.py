@@ -57,7 +57,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """Returns when plain calls succeed: the device is attached, also after a loss, and its queue has room.
 
         A program that submits much work should await it from time to time, like the `drain` of a stream writer, and
-        after a `DeviceLostError`, before it makes the next array.
+        after a `DeviceLostError`, before it launches kernels that use durable arrays.
 
         Raises:
             UnavailableError: The device is not available within the node's `timeout`.
@@ -93,7 +93,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             TimeoutError: The work is not done in time; it continues.
         """
         connection = self._connection
-        await connection.opened()
+        timeout = await connection.opened(timeout)
         await connection.home.answer(self._request_sync(), timeout)
 
     @telemetry.traced("hearth.cancel")
@@ -125,7 +125,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             HearthError: A command of the stream failed.
             TimeoutError: The commands are not handed to the device in time.
         """
-        await self._connection.opened()
+        timeout = await self._connection.opened(timeout)
         await self._connection.home.answer(self._request_flush(stream), timeout)
 
     async def memory_usage(self) -> MemoryUsage:
@@ -220,6 +220,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         Raises:
             InvalidHandleError: There is no such name (``NOT_PUBLISHED``).
         """
+        await self._connection.wait_attached()
         await self._connection.home.call(partial(self._publications.unpublish, name))
 
     @telemetry.traced("hearth.attach", telemetry.of_name)
@@ -281,7 +282,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         Returns:
             A description of each array.
         """
-        await self._connection.opened()
+        await self._connection.wait_attached()
         return await self._connection.home.call(self._publications.listed)
 
     @telemetry.traced("hearth.dispatch", telemetry.of_dispatch)

@@ -36,7 +36,7 @@ async def read_all(
         TimeoutError: The contents have not arrived in time.
         HearthError: The error of the first array that could not be read.
     """
-    await connection.opened()
+    timeout = await connection.opened(timeout)
     reads = ManyReads(connection, arrays, out, timeout)
     if reads.arrays:
         connection.raise_deferred()

@@ -52,7 +52,8 @@ def connect(
 
     Args:
         target: Address of the daemon; see `hearth.connect`.
-        timeout: Seconds for the connect, and later for the restart of a device after a loss.
+        timeout: Seconds for the connect, and later for the restart of a device after a loss. If no daemon answers, up
+            to half a second is added, for the cause that the error names.
         name: Name of the session in the daemon's logs.
         token: Token of the caller; None: see `hearth.connect`.
         ca: PEM file with the authority of the daemon's certificate; None: see `hearth.connect`.
@@ -171,7 +172,7 @@ class Node(AsyncWith, BaseNode["Device"]):
         self._session.check()
         used = [device._connection for device in self.devices if device._connection.used]
         for connection in used:
-            await connection.opened()
+            timeout = await connection.opened(timeout)
         await self._home.answers(self._request_sync(), timeout)
 
     async def describe(self) -> NodeInfo:

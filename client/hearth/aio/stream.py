@@ -42,7 +42,7 @@ class Stream(BaseStream):
             TimeoutError: The work is not done in time; it continues.
         """
         connection = self._connection
-        await connection.opened()
+        timeout = await connection.opened(timeout)
         reply = self._request_sync()
         reply.raise_failures = connection.raise_failures  # also those of copies on other streams
         await connection.home.answer(reply, timeout)

@@ -100,6 +100,7 @@ class Publications:
         Raises:
             InvalidHandleError: There is no such name.
         """
+        self._connection.attachment()  # otherwise a loss that was reported already is raised again
         request = device_pb2.UnpublishRequest(target=self._target(), name=name)
         self._call("Unpublish", request, device_pb2.UnpublishResponse)
 
@@ -186,6 +187,7 @@ class Publications:
         """Lists the arrays that this session may attach; see `Device.published`. Blocks."""
         from hearth.arrays.described import PublishedArray, parse
 
+        self._connection.attachment()  # as in `unpublish`
         request = device_pb2.ListPublishedRequest(target=self._target())
         answer = self._call("ListPublished", request, device_pb2.ListPublishedResponse)
         published = []

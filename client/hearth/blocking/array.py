@@ -16,6 +16,7 @@ from hearth.transport.spin_wait import DOWN
 if TYPE_CHECKING:
     import numpy as np
 
+    from hearth.blocking.connection import BlockingConnection
     from hearth.blocking.device import Device
     from hearth.blocking.stream import Stream
     from hearth.interop.ipc import Exported
@@ -35,6 +36,7 @@ class DeviceArray(BaseArray):
     """
 
     __slots__ = ()
+    _connection: BlockingConnection
 
     if TYPE_CHECKING:
 
@@ -85,6 +87,7 @@ class DeviceArray(BaseArray):
             if copy is not None and host_copy.repeat_read(self, copy, out, timeout, blocking):
                 return out
         self._connection.raise_deferred(NO_STREAM)  # the stream's handle is known only after the device is attached
+        timeout = self._connection.opened(timeout)
         attachment = self._usable()
         host, into = host_copy.destination(self, out)
         if self._nbytes:
@@ -121,6 +124,7 @@ class DeviceArray(BaseArray):
         """
         data = dtypes.writable(buffer, self._nbytes)
         self._connection.raise_deferred(NO_STREAM)
+        timeout = self._connection.opened(timeout)
         attachment = self._usable()
         if self._nbytes:
             host_copy.fetch(self, attachment, stream, data, timeout, progress)

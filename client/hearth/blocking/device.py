@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hearth.arrays.asarray import GpuMemory
     from hearth.arrays.described import PublishedArray
     from hearth.base_stream import BaseStream
+    from hearth.blocking.connection import BlockingConnection
     from hearth.blocking.dispatch import PendingDispatch
     from hearth.blocking.function import Function
     from hearth.blocking.graph import Graph, Prepared
@@ -43,6 +44,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
     its first use and after a loss, and while the queue of commands is full. Safe from any thread.
     """
 
+    _connection: BlockingConnection
     _array_type = DeviceArray
     _stream_type = Stream
 
@@ -274,7 +276,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._request_sync().wait(timeout)
+        remaining = self._connection.opened(timeout, reports=True)
+        self._request_sync().wait(remaining)
 
     @telemetry.traced("hearth.cancel")
     def cancel(self) -> int:
@@ -305,7 +308,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             HearthError: A command of the stream failed.
             TimeoutError: The commands are not handed to the device in time.
         """
-        self._request_flush(stream).wait(timeout)
+        remaining = self._connection.opened(timeout, reports=True)
+        self._request_flush(stream).wait(remaining)
 
     def profile(self, stream: Stream | None = None) -> Profile:
         """Measures the time that the work of a ``with`` block takes.
@@ -496,7 +500,8 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         from hearth.arrays.many_reads import read_all
 
-        return read_all(self._connection, arrays, stream, out, timeout)
+        remaining = self._connection.opened(timeout, reports=True)
+        return read_all(self._connection, arrays, stream, out, remaining)
 
     def memory_usage(self) -> MemoryUsage:
         """Returns the memory that this session holds on the device, and the memory that is free.

@@ -11,6 +11,7 @@ from hearth.blocking.function import Function
 from hearth.kernels.base_module import BaseGlobalArray, BaseModule, logged
 
 if TYPE_CHECKING:
+    from hearth.blocking.connection import BlockingConnection
     from hearth_proto.v1 import commands_pb2
 
 
@@ -30,6 +31,7 @@ class RawModule(BaseModule[Function, GlobalArray]):
     call that waits for a kernel of the module.
     """
 
+    _connection: BlockingConnection
     _function_type = Function
     _global_type = GlobalArray
 
@@ -81,4 +83,5 @@ class RawModule(BaseModule[Function, GlobalArray]):
     @telemetry.traced("hearth.compile")
     def _describe(self, timeout: float | None = None) -> commands_pb2.ModuleResult:
         with progresses.waiting("compile"):
-            return self._request_description().wait(timeout)
+            remaining = self._connection.opened(timeout)
+            return self._request_description().wait(remaining)

@@ -43,7 +43,8 @@ def connect(
         target: ``"host:7421"``, ``"https://host:7421"`` for TLS, ``"unix:/run/hearth/hearth.sock"``, or ``"local"``:
             this machine's daemon, at the usual Unix socket if that exists, otherwise at 127.0.0.1:7421. None: the
             environment's HEARTH_TARGET, otherwise ``"local"``.
-        timeout: Seconds for the connect, and later for the restart of a device after a loss.
+        timeout: Seconds for the connect, and later for the restart of a device after a loss. If no daemon answers, up
+            to half a second is added, for the cause that the error names.
         name: Name of the session in the daemon's logs.
         token: Token of the caller; None: HEARTH_TOKEN, otherwise the content of the file HEARTH_TOKEN_FILE. On a Unix
             socket without a token, the caller is identified as the user of this process.
@@ -152,6 +153,10 @@ class Node(BaseNode["Device"]):
         """
         from hearth.session.reply import wait_for_all
 
+        self._session.check()
+        for device in self.devices:
+            if device._connection.used:
+                timeout = device._connection.opened(timeout, reports=True)
         wait_for_all(self._request_sync(), timeout)
 
     def describe(self) -> NodeInfo:

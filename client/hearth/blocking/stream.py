@@ -9,6 +9,7 @@ from hearth.arrays.published import until_published
 from hearth.base_stream import BaseEvent, BaseStream, check_event
 
 if TYPE_CHECKING:
+    from hearth.blocking.connection import BlockingConnection
     from hearth.blocking.graph import Graph
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
@@ -21,6 +22,8 @@ class Stream(BaseStream):
     ``with stream:`` makes it the current stream of the thread, or task, for its device. Work submitted to the stream
     continues even if the program keeps no reference to the stream.
     """
+
+    _connection: BlockingConnection
 
     @telemetry.traced("hearth.stream.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
@@ -35,7 +38,8 @@ class Stream(BaseStream):
             DeviceLostError: The device was lost; raised once for each loss.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._request_sync().wait(timeout)
+        remaining = self._connection.opened(timeout, reports=True)
+        self._request_sync().wait(remaining)
 
     def cancel(self) -> int:
         """Cancels the stream's commands that the device has not begun: launches, copies, fills and dispatches.
@@ -119,6 +123,8 @@ class Stream(BaseStream):
 class Event(BaseEvent):
     """A point in a stream. Made by `Device.event`, recorded by `Stream.record` or `record`."""
 
+    _connection: BlockingConnection
+
     @property
     def done(self) -> bool:
         """True if the work before the record is done. Blocks for one request to the device.
@@ -139,7 +145,8 @@ class Event(BaseEvent):
             InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """
-        self._request_query(True).wait(timeout)
+        remaining = self._connection.opened(timeout)
+        self._request_query(True).wait(remaining)
 
     @telemetry.traced("hearth.event.publish")
     def publish(self, name: str, *, replace: bool = False) -> None:

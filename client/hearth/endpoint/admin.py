@@ -124,6 +124,7 @@ class AdminClient:
             raise self._not_implemented(method, error) from None
 
     def _call_repeatedly(self, method: str, request: Any, response_type: Any) -> Any:
+        deadline = time.monotonic() + self._timeout
         attempts_left = _TRIES if method in _REPEATABLE else 1
         while True:
             attempts_left -= 1
@@ -135,7 +136,7 @@ class AdminClient:
                 if not (error.broken and attempts_left):
                     from hearth.endpoint.diagnostics import explain
 
-                    raise explain(error, self.target, self._credentials) from None
+                    raise explain(error, self.target, self._credentials, deadline) from None
 
     def _once(self, method: str, request: Any, response_type: Any) -> Any:
         answer = self._start(method, request, response_type)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import ssl
 import stat
+import time
 from typing import TYPE_CHECKING
 
 from hearth.endpoint.target import is_socket
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from hearth.endpoint.target import Target
 
 _PROBE_S = 2.0
+"""Seconds that a step of a probe (connecting, an answer) may take."""
+_LAST_PROBE_S = 0.25
+"""Seconds that it may take at least, also after the deadline of the call."""
 _AGAIN_S = 0.1
 """Seconds between probes of an unreachable daemon, which may be starting."""
 
@@ -33,15 +38,16 @@ TLS = "tls"
 WANTS_CERTIFICATE = "wants certificate"
 
 
-def explain(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
+def explain(error: HearthError, target: Target, credentials: Credentials, deadline: float | None = None) -> HearthError:
     """Converts an error of opening a session into one that explains the cause.
 
-    May probe the address, which blocks for up to a few seconds.
+    May probe the address, which blocks for up to a few seconds, and only briefly after the deadline.
 
     Args:
         error: The error.
         target: Address of the daemon.
         credentials: Credentials that were sent.
+        deadline: Monotonic time until which the caller waits; None: no limit.
 
     Returns:
         The error to raise instead.
@@ -54,10 +60,12 @@ def explain(error: HearthError, target: Target, credentials: Credentials) -> Hea
             details=error.details,
             retry_after=error.retry_after,
         )
-    return _unreached(error, target, credentials) if isinstance(error, ConnectError | TimeoutError) else error
+    if not isinstance(error, ConnectError | TimeoutError):
+        return error
+    return _unreached(error, target, credentials, math.inf if deadline is None else deadline)
 
 
-def _unreached(error: HearthError, target: Target, credentials: Credentials) -> HearthError:
+def _unreached(error: HearthError, target: Target, credentials: Credentials, deadline: float) -> HearthError:
     address = f"{'https://' if target.tls else ''}{target.address} (from {target.origin})"
     if target.tls and any(text in error.message for text in _DISTRUST):
         return AuthenticationError(
@@ -66,18 +74,18 @@ def _unreached(error: HearthError, target: Target, credentials: Credentials) -> 
             "certificate contains.",
         )
     if target.unix_path:
-        return _no_socket(target, address) or _unanswered(address, error)
-    known = _wrong_protocol(target, address, credentials)
-    return known or (_unanswered(address, error) if _accepts(target) else _not_listening(address, error))
+        return _no_socket(target, address, deadline) or _unanswered(address, error)
+    known = _wrong_protocol(target, address, credentials, deadline)
+    return known or (_unanswered(address, error) if _accepts(target, deadline) else _not_listening(address, error))
 
 
-def _wrong_protocol(target: Target, address: str, credentials: Credentials) -> HearthError | None:
+def _wrong_protocol(target: Target, address: str, credentials: Credentials, deadline: float) -> HearthError | None:
     """Returns the error for a peer that uses another protocol than the client tried.
 
     Returns None if the peer uses the same protocol or does not answer.
     """
-    protocol = _probe(target)
-    if protocol == PLAIN and _speaks_http(target):
+    protocol = _probe(target, deadline)
+    if protocol == PLAIN and _speaks_http(target, deadline):
         return ConnectError(
             f"the server at {address} speaks HTTP/1, not gRPC: it is the daemon's status page, or another server.",
             fix="use the gRPC port, 7421 by default; 7422 is the default port of the status page.",
@@ -126,11 +134,11 @@ def _short(text: str) -> str:
     return next((f"{cause.lower()}." for cause in _CLEAR_CAUSES if cause in text), text)
 
 
-def _no_socket(target: Target, address: str) -> ConnectError | None:
+def _no_socket(target: Target, address: str, deadline: float) -> ConnectError | None:
     """Returns the error that explains why a Unix socket refuses connections; None if it accepts one."""
     path = target.unix_path
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_S)
+        probe.settimeout(_seconds(deadline))
         try:
             probe.connect(path)
         except PermissionError:
@@ -165,26 +173,31 @@ def _owner(path: str) -> str:
     return f"; the owner is {user}:{group}, the mode {stat.S_IMODE(status.st_mode):04o}"
 
 
-def _connect(target: Target) -> socket.socket:
-    """Opens a connection to a TCP address. Connecting, and each later call, blocks for at most `_PROBE_S` seconds."""
-    return socket.create_connection((_host(target), int(target.address.rpartition(":")[2])), _PROBE_S)
+def _seconds(deadline: float) -> float:
+    """Returns the timeout of each step of a probe that begins now."""
+    return min(_PROBE_S, max(_LAST_PROBE_S, deadline - time.monotonic()))
+
+
+def _connect(target: Target, deadline: float) -> socket.socket:
+    """Opens a connection to a TCP address. Connecting, and each later call, blocks for at most `_seconds`."""
+    return socket.create_connection((_host(target), int(target.address.rpartition(":")[2])), _seconds(deadline))
 
 
 def _host(target: Target) -> str:
     return target.address.rpartition(":")[0].strip("[]")
 
 
-def _accepts(target: Target) -> bool:
+def _accepts(target: Target, deadline: float) -> bool:
     try:
-        _connect(target).close()
+        _connect(target, deadline).close()
     except OSError:
         return False
     return True
 
 
-def _speaks_http(target: Target) -> bool:
+def _speaks_http(target: Target, deadline: float) -> bool:
     try:
-        with _connect(target) as connection:
+        with _connect(target, deadline) as connection:
             connection.sendall(b"HEAD /healthz HTTP/1.0\r\n\r\n")
             return connection.recv(5, socket.MSG_WAITALL) == b"HTTP/"
     except (TimeoutError, OSError):
@@ -200,7 +213,7 @@ def _verification(text: str) -> str:
     return reason[:120] if separator and reason else "its verification failed"
 
 
-def _probe(target: Target) -> str:
+def _probe(target: Target, deadline: float) -> str:
     """Returns the protocol at an address after a failed connection; empty if no peer answers."""
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -208,7 +221,7 @@ def _probe(target: Target) -> str:
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            _connect(target) as connection,
+            _connect(target, deadline) as connection,
             context.wrap_socket(connection, server_hostname=_host(target)) as secured,
         ):
             # A daemon sends its HTTP/2 settings immediately; a daemon that requires a client certificate closes the

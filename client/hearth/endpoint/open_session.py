@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from hearth.codec import decode, encode
@@ -106,6 +107,7 @@ def _by_frames(
     """
     if not target.unix_path:
         return None
+    deadline = time.monotonic() + timeout
     transport = framed_transport(target)
     transport.metadata = bearer(credentials)
     try:
@@ -115,7 +117,7 @@ def _by_frames(
     except HearthError as error:
         if error.broken:
             return None
-        raise _explained(error, transport, target, credentials) from None
+        raise _explained(error, transport, target, credentials, deadline) from None
 
 
 def _by_grpc(
@@ -131,6 +133,7 @@ def _by_grpc(
             fix="start the process with multiprocessing's spawn or forkserver method, or connect after the fork.",
         )
     _Grpc.used = True
+    deadline = time.monotonic() + timeout
     transport = grpc_transport(target, credentials)
     for attempts_left in reversed(range(_OPEN_TRIES)):
         transport.metadata = opening(credentials, target)  # a ticket is valid for one call
@@ -141,7 +144,7 @@ def _by_grpc(
         except HearthError as error:
             if error.broken and attempts_left:
                 continue  # a session that was opened without a received answer ends with its lease
-            raise _explained(error, transport, target, credentials) from None
+            raise _explained(error, transport, target, credentials, deadline) from None
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -160,11 +163,13 @@ def grpc_transport(target: Target, credentials: Credentials) -> Transport:
     return GrpcTransport(target.address, loopback=target.loopback, credentials=channel)
 
 
-def _explained(error: HearthError, transport: Transport, target: Target, credentials: Credentials) -> HearthError:
+def _explained(
+    error: HearthError, transport: Transport, target: Target, credentials: Credentials, deadline: float
+) -> HearthError:
     from hearth.endpoint.diagnostics import explain
 
     transport.close()
-    return explain(error, target, credentials)
+    return explain(error, target, credentials, deadline)
 
 
 def wait_for_answer(answer: Answer, meanwhile: Callable[[], object]) -> node_pb2.OpenSessionResponse:

@@ -269,7 +269,7 @@ class BaseFunction(CupyNames):
         assert space is not None
         try:
             while (tail := signature.pack_checked(args, space)) is None:
-                self._check_memory(args, space)  # raises, unless another thread has restored an array meanwhile
+                self._check_memory(args, space)  # raises, unless an array was restored meanwhile
         except struct.error as error:
             self._check_memory(args, space)
             from hearth.kernels.unpassable import out_of_range
@@ -281,7 +281,7 @@ class BaseFunction(CupyNames):
         """True if the head of the record names an array, so that it must not be used for another launch."""
         if isinstance(grid, DeviceOperand):
             if grid._memory.owner is not attachment.space:
-                self._refuse("the grid", grid)
+                self._check_operand("the grid", grid, attachment.space)
             return True
         return attributes is not None and attributes.window is not None
 
@@ -340,7 +340,7 @@ class BaseFunction(CupyNames):
         for index, arg in enumerate(args):
             for subject, operand in pointers.operands(index, arg):
                 if operand._memory.owner is not space:
-                    self._refuse(subject, operand, index)
+                    self._check_operand(subject, operand, space, index)
 
     def __getitem__(self, geometry: Any) -> Callable[..., None]:
         """Binds a launch geometry, in Numba's form: ``f[grid, block](x, n)``.
@@ -453,8 +453,11 @@ class BaseFunction(CupyNames):
                 self._bound = _BoundFunction(attachment, handle, {})
             return self._bound
 
-    def _refuse(self, subject: str, array: Any, index: int | None = None) -> None:
-        """Raises the error that explains why the array cannot be used here; `subject` names the array."""
+    def _check_operand(self, subject: str, array: Any, space: Space | None, index: int | None = None) -> None:
+        """Raises the error for which the array cannot be used in `space`; `subject` names the array.
+
+        Returns if a durable array has been restored there meanwhile.
+        """
         details = {} if index is None else {"argument": str(index)}
         if array._connection is not self._connection:
             raise LaunchError(
@@ -468,11 +471,12 @@ class BaseFunction(CupyNames):
             for name, value in details.items():
                 error.details.setdefault(name, value)
             raise
-        raise LaunchError(
-            f"{subject}, {array!r}, was restored in a new device process during the launch.",
-            fix="launch the kernel again.",
-            details=details,
-        )
+        if array._memory.owner is not space:
+            raise LaunchError(
+                f"{subject}, {array!r}, was restored in a new device process during the launch.",
+                fix="launch the kernel again.",
+                details=details,
+            )
 
 
 def _description(function: int, carveout: int | None) -> commands_pb2.Command:

@@ -202,7 +202,7 @@ def binding_of(index: int, argument: Any, function: BaseFunction, attachment: At
     if encoding.pointer:
         memory = argument._memory
         if memory.owner is not attachment.space:
-            function._refuse(f"argument {index}", argument, index)
+            function._check_operand(f"argument {index}", argument, attachment.space, index)
         if encoding.size == TENSOR_MAP_BYTES:
             value.tensor_map = memory.handle
         else:
@@ -228,7 +228,8 @@ def _fill_structure(
     message.data = contents.data
     for at, operand in contents.pointers:
         if operand._memory.owner is not attachment.space:
-            function._refuse(f"the pointer at byte {at} of argument {index}", operand, index)
+            subject = f"the pointer at byte {at} of argument {index}"
+            function._check_operand(subject, operand, attachment.space, index)
         field = message.pointers.add(at=at)
         field.pointer.buffer = operand._memory.handle
         field.pointer.offset = operand._offset

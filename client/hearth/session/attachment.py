@@ -368,6 +368,19 @@ class Attachment:
         finally:
             self._waiting_since = time.monotonic()
 
+    def await_room(self, timeout: float) -> bool:
+        """Waits until a command can be submitted without a wait, or the attachment has ended.
+
+        Args:
+            timeout: Longest wait in seconds.
+
+        Returns:
+            False if the queue is still full.
+        """
+        if self.queue.full:
+            self.waiters.wait_until(lambda: not self.queue.full or self.session.error is not None, timeout)
+        return not self.queue.full or self.session.error is not None
+
     def _await_room(self) -> None:
         """Waits until the queue has room. Raises the error of an attachment that has ended. Called without the lock."""
         self.waiters.wait_until(lambda: not self.queue.full or self.session.error is not None, None)

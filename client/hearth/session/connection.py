@@ -178,6 +178,10 @@ class Connection(ABC):
     def _attach(self) -> Attachment:
         """Attaches to the device. Raises like `attachment`."""
 
+    def _restored(self) -> Attachment:
+        """Returns the attachment of the new generation once the durable buffers are restored. Raises like `check`."""
+        return self.attachment()  # attaching restores them
+
     def _use(self, attachment: Attachment) -> None:
         generation = attachment.session.generation
         space = self._space
@@ -348,6 +352,7 @@ class Connection(ABC):
         Raises:
             BufferLostError: The memory was lost with its device process.
             InvalidHandleError: The memory was freed.
+            UnavailableError: The durable memory is being restored, and the event loop must not wait for it.
             HearthError: The connection is closed, or belongs to the parent process of a fork.
         """
         if self.refusal is not None:
@@ -356,7 +361,9 @@ class Connection(ABC):
             raise InvalidHandleError(f"{subject} was freed.", fix="keep the array until its last use.")
         if memory.space.lost and memory not in self.durables:
             raise self._lost(memory, subject)
-        attachment = self.attachment()  # attaching to a new generation restores durable buffers
+        attachment = self.attachment()
+        if attachment.space is not memory.space and memory in self.durables:
+            attachment = self._restored()
         if attachment.space is not memory.space:
             raise self._lost(memory, subject)
         return attachment

@@ -150,7 +150,7 @@ class DurableBuffers:
         Frees restored buffers that no array refers to.
 
         Args:
-            restored: Handles of the restored buffers; all others are no longer tracked.
+            restored: Handles of the restored buffers. Others are no longer tracked, except those of `space` itself.
             space: Device memory of the new generation.
         """
         restored = set(restored)
@@ -162,8 +162,10 @@ class DurableBuffers:
             memory.space = space
             if memory.owner is not None:  # unless another thread freed it meanwhile: see `Memory.free`
                 memory.owner = space
-        for handle in [handle for handle in list(self._memories.keys()) if handle not in restored]:
-            self._memories.pop(handle, None)
+        for reference in self._memories.valuerefs():  # a copy: another thread may add a memory meanwhile
+            memory = reference()
+            if memory is not None and memory.handle not in restored and memory.space is not space:
+                self.discard(memory)
 
 
 class DeviceOperand:

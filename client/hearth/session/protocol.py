@@ -375,7 +375,8 @@ class Session:
         self._unacked_bytes = 0
         for reply in replies:
             reply.set_error(error)
-        return (self.unreported or self.reverts()) and not is_reported
+        reverts = self.generation > 0 and self.reverts()
+        return (self.unreported or reverts) and not is_reported
 
     def forked(self, error: HearthError) -> list[ReplyLike]:
         """Ends the attachment in the child process of a fork. Returns the replies, whose answers the parent receives.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
-from hearth.errors import HearthError, TimeoutError, TransferError
+from hearth.errors import HearthError, TimeoutError, TransferError, rounded
 
 if TYPE_CHECKING:
     from hearth_proto.v1 import commands_pb2
@@ -229,7 +229,7 @@ class Reply:
         """
         self.abandon()
         return TimeoutError(
-            f"no answer within {timeout:g} s; the work continues.",
+            f"no answer within {rounded(timeout or 0.0)} s; the work continues.",
             fix="wait again, or with a longer timeout.",
         )
 

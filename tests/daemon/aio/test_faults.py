@@ -95,19 +95,72 @@ def test_durable_arrays_are_restored_after_a_loss(lossy: DaemonProcess) -> None:
     async def main() -> None:
         async with aio.connect(lossy.unix) as node:
             gpu = node.device(0)
+            add_one = gpu.RawModule(code=COMMON).get_function("add_one")
             x = gpu.durable(gpu.full(4, 7, np.int32))
             await gpu.synchronize()
-            os.kill(lossy.device_pid(), signal.SIGKILL)
-            while connection_of(gpu).attached:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            with pytest.raises(hearth.UnavailableError, match="ready"):
-                gpu.zeros(4)
+            await lose(lossy, gpu)
+            with pytest.raises(hearth.UnavailableError, match="ready") as raised:
+                add_one((1,), (4,), (x, np.int32(4)))
+            assert raised.value.retryable
             await gpu.ready()
+            add_one((1,), (4,), (x, np.int32(4)))
             with pytest.raises(hearth.DeviceLostError):
                 await gpu.synchronize()
-            assert (await x.get() == 7).all() and x.durable
+            assert (await x.get() == 8).all() and x.durable
 
     run(main)
+
+
+def test_calls_without_durable_arrays_are_queued_while_durable_arrays_are_restored(lossy: DaemonProcess) -> None:
+    async def main() -> None:
+        async with aio.connect(lossy.unix) as node:
+            gpu = node.device(0)
+            add_one = gpu.RawModule(code=COMMON).get_function("add_one")
+            x = gpu.durable(gpu.full(4, 7, np.int32))
+            await gpu.synchronize()
+            await lose(lossy, gpu)
+            y = gpu.durable(gpu.zeros(4, np.int32))
+            add_one((1,), (4,), (y, np.int32(4)))
+            await asyncio.to_thread(add_one, (1,), (4,), (x, np.int32(4)))  # a thread waits for the restored array
+            with pytest.raises(hearth.DeviceLostError):
+                await gpu.synchronize()
+            assert (await y.get() == 1).all() and (await x.get() == 8).all()
+            assert x.durable and y.durable
+            await lose(lossy, gpu)
+            with pytest.raises(hearth.DeviceLostError):
+                await gpu.synchronize()
+            waits = await asyncio.gather(x.get(), y.get(), gpu.zeros(4, np.int32).get())  # awaited calls wait
+            assert [wait.tolist() for wait in waits] == [[7] * 4, [0] * 4, [0] * 4]
+
+    run(main)
+
+
+CRASH = 'extern "C" __global__ void crash(long long address) { *(int*)address = 1; }'
+
+
+def test_names_are_listed_and_ended_after_a_loss_that_was_raised(lossy: DaemonProcess) -> None:
+    async def main() -> None:
+        async with aio.connect(lossy.unix) as node:
+            gpu = node.device(0)
+            crash = gpu.RawModule(code=CRASH).get_function("crash")
+            for name in ("", "weights"):
+                crash((1,), (1,), (np.int64(8),))
+                with pytest.raises(hearth.DeviceLostError):
+                    await gpu.synchronize()
+                if not name:
+                    assert await gpu.published() == []
+                    continue
+                with pytest.raises(hearth.InvalidHandleError):
+                    await gpu.unpublish(name)
+
+    run(main)
+
+
+async def lose(daemon: DaemonProcess, gpu: aio.Device) -> None:
+    """Ends the device's process, and returns when the client knows."""
+    os.kill(daemon.device_pid(), signal.SIGKILL)
+    while connection_of(gpu).attached:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
 def test_a_daemon_that_is_killed(start_daemon: StartDaemon) -> None:

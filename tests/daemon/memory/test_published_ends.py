@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import hearth
+from tests.support.client.internals import connection_of
 from tests.support.daemon.harness import DaemonProcess, StartDaemon, environment, on_cpu, processor_seconds, wait_until
 from tests.support.daemon.published import WEIGHTS, in_use, published, reason_of, same
 
@@ -167,6 +168,21 @@ def test_publishers_process_is_lost_during_an_attach(start_daemon: StartDaemon) 
         own.publish("weights")
         same(attaching.result(), np.full(4, 7, np.int32))
         assert gpu.generation == 1
+
+
+def test_names_are_listed_and_ended_after_a_loss_that_was_raised(lossy: DaemonProcess) -> None:
+    """A loss is raised once: the calls about names attach to the new process first."""
+    with lossy.connect() as node:
+        gpu = node.device(0)
+        x = gpu.durable(gpu.zeros(4, np.int32))  # a loss reverts it, and is therefore reported
+        for call in (gpu.published, lambda: reason_of(gpu.unpublish, "weights")):
+            gpu.synchronize()
+            os.kill(lossy.device_pid(), signal.SIGKILL)
+            wait_until(lambda: not connection_of(gpu).attached, "the loss")
+            with pytest.raises(hearth.DeviceLostError):
+                gpu.synchronize()
+            assert call() in ([], "NOT_PUBLISHED")
+        assert x.durable
 
 
 @pytest.mark.parametrize("what", ["publish", "attach"])

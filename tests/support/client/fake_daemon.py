@@ -52,6 +52,7 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         self.renewals = 0
         self.attaches = 0
         self.refuse_attach: list[reasons.Refusal] = []
+        self.silent = False  # an attach is not answered, as by a daemon that is stopped
         self.lose_on: str | None = None  # command kind on which the device is lost
         self.break_on: str | None = None  # command kind on which the connection ends without an error
         self.never_answer: set[str] = set()
@@ -115,6 +116,11 @@ class FakeDaemon(node_pb2_grpc.NodeServiceServicer, device_pb2_grpc.DeviceServic
         self.attaches += 1
         if self.refuse_attach:
             _abort(context, self.refuse_attach.pop(0))
+        if self.silent:
+            ended = threading.Event()
+            context.add_callback(ended.set)
+            ended.wait()
+            return
         yield Response(
             attached=device_pb2.Attached(
                 generation=self.generation,
