@@ -3,8 +3,7 @@
 Works on preprocessed text (so that macros and `#if` are resolved) and changes it in place, line by line, so that the
 compiler's messages refer to the user's own lines:
 
-- `threadIdx` and similar variables read the running thread's record (include/hearth/thread.h), which is valid in every
-  function.
+- `threadIdx` and similar variables need no rewriting: they are variables of the prelude (include/hearth/thread.h).
 - `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and no
   other block runs on it at the same time. `extern __shared__` arrays become pointers to the block's dynamic memory.
 - The program gets a separate namespace, so that its names hide those of the prelude (`collisions.py`).
@@ -23,9 +22,6 @@ from hearthd.device.cpu.translation.declarations import Declarations, FunctionDe
 from hearthd.device.cpu.translation.table import address_table, module_table
 from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching, tokenize
 from hearthd.device.cpu.translation.warp_synchronous import Finding, warp_synchronous
-
-BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
-"""The built-in variables, with the functions that replace them (include/hearth/builtins.h)."""
 
 RENAMED = "hearth_kernel_"
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
@@ -104,11 +100,7 @@ class _Rewriter:
             if token.kind != "name":
                 continue
             text = token.text
-            if text in BUILTINS:
-                if self.tokens[index - 1].text not in (".", "->", "::"):
-                    # with a leading space, because `%:` is the digraph of `#`
-                    self._replace(index, f" ::hearth::{BUILTINS[text]}()")
-            elif text in _ARCHITECTURE_MARKS:
+            if text in _ARCHITECTURE_MARKS:
                 self._replace(index, "")
             elif text in _CALL_MARKS and index + 1 < len(self.tokens) and self.tokens[index + 1].text == "(":
                 self._blank(index, matching(self.tokens, index + 1, len(self.tokens)) + 1)

@@ -219,6 +219,39 @@ def test_polling_by_atomic_lets_other_threads_run() -> None:
     assert found == {poll: [1, 1] for poll in POLLS}
 
 
+def test_names_of_built_in_variables_are_scoped_as_other_names() -> None:
+    source = """
+    __device__ int id(uint3 threadIdx, dim3 blockDim) { return threadIdx.x + blockDim.x; }
+    struct S {
+        uint3 threadIdx, blockIdx; dim3 blockDim, gridDim;
+        __device__ S(uint3 t) : threadIdx(t), blockIdx{7, 8, 9} {}
+        __device__ int sum() const { return threadIdx.x + blockIdx.y; }
+    };
+    template <class T> __device__ T twice(T v) { return v + v; }
+    namespace own {
+    __device__ int f() {
+        uint3 a = threadIdx, threadIdx = {40, 41, 42}; uint3* p = &threadIdx; p->y += 1; threadIdx.z = 1;
+        return threadIdx.y + a.x;
+    }
+    }
+    extern "C" __global__ void k(int* o) {
+        int* mine = o + 8 * ::threadIdx.x;
+        mine[0] = id(threadIdx, blockDim); mine[1] = S(threadIdx).sum(); mine[2] = own::f();
+        auto t = threadIdx; t.x += 100; mine[3] = t.x; dim3 d = threadIdx; mine[4] = d.x + twice(threadIdx.x);
+        mine[5] = [](uint3 blockIdx) { return blockIdx.x + threadIdx.x; }(blockIdx);
+        auto l = [=] { return gridDim.x + threadIdx.x; }; mine[6] = l();
+        mine[7] = sizeof(threadIdx) + (threadIdx.x + +1 == 1) + (threadIdx.x - -1 == 0);
+    }"""
+    assert run(source, count=16, block=2) == [2, 8, 42, 100, 0, 0, 1, 13, 3, 9, 43, 101, 3, 1, 2, 12]
+
+
+@pytest.mark.parametrize("statement", ["threadIdx.x = 1;", "blockDim.y += 2;", "gridDim.z <<= 1;", "blockIdx.x++;"])
+def test_assignments_to_built_in_variables_are_refused(statement: str) -> None:
+    with pytest.raises(Refusal, match="a built-in variable cannot be changed") as caught:
+        run(f'extern "C" __global__ void k(int* o) {{\n o[0] = threadIdx.x == 1;\n {statement}\n}}')
+    assert caught.value.reason is Reason.COMPILE_FAILED and caught.value.details["line"] == "3"
+
+
 _NO_FUNCTIONS = frozenset(
     """alignas alignof asm bool catch char char16_t char32_t const const_cast constexpr decltype declval defined delete
     dim3 double enum

@@ -66,6 +66,12 @@ struct WarpLanes {
 // writes their `result`.
 using WarpFinish = void (*)(WarpLanes &lanes, uint32_t mask);
 
+// A thread-local variable of the headers (for the race check), which is not shared memory.
+struct Unshared {
+    const void *begin;
+    size_t bytes;
+};
+
 enum class Vote : int { none, count, all, any };
 
 }  // namespace hearth
