@@ -167,7 +167,7 @@ RUNS = [
     Runs(
         _LANGUAGE,
         "`__shared__`",
-        "static, in functions and templates; dynamic (`extern __shared__`)",
+        "static, in functions and templates; dynamic (`extern __shared__`), in and outside functions",
         """
         extern __shared__ int dynamic[];
         int* fixed = slots<int>();

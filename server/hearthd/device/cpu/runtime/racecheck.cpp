@@ -116,7 +116,7 @@ void Checker::enter(const Unshared *record, size_t count, WarpFinish sync) {
         launch_ = findings->serial();
         locate(record->begin);
     }
-    dynamic_.cover(hearth_tls.dynamic_shared, hearth_tls.dynamic_shared_bytes);
+    dynamic_.cover(hearth_dynamic_shared, hearth_tls.dynamic_shared_bytes);
     if (time_.size() < threads_) {
         time_.resize(threads_, 1);
         clocks_.resize(threads_);

@@ -66,7 +66,7 @@ CLANG_OPTIONS = ("-fno-caret-diagnostics", "-ferror-limit=30", "-ftemplate-backt
 GCC_OPTIONS = ("-fmax-errors=30", "-fno-diagnostics-show-caret", "-fdiagnostics-color=never")
 
 _PREFIXES = re.compile(
-    r"hearth_kernel_|hearth_dynamic_|(?:::)?\bhearth_program(?:::|_)|(?:::)?\bhearth::"
+    r"hearth_kernel_|(?:::)?\bhearth_program(?:::|_)|(?:::)?\bhearth::"
     r"|(?<!\w)::(?=uint3|dim3)|__attribute__\(\(\w+\)\) ?"
 )
 _INTERNAL = re.compile(r"\bhearth|\bHearth|always_inline|__builtin_ia32")

@@ -38,6 +38,16 @@
 
 namespace hearth {
 
+// Initialisers of pointers and references to the block's dynamic shared memory (source.py).
+inline constexpr struct {
+    template <class T>
+    operator T *() const { return reinterpret_cast<T *>(hearth_dynamic_shared); }
+} dynamic_array;
+inline constexpr struct {
+    template <class T>
+    operator T &() const { return *reinterpret_cast<T *>(hearth_dynamic_shared); }
+} dynamic_object;
+
 template <class T>
 inline T clock_cycles() {
 #if defined(__x86_64__)
