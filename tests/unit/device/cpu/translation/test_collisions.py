@@ -252,6 +252,46 @@ def test_assignments_to_built_in_variables_are_refused(statement: str) -> None:
     assert caught.value.reason is Reason.COMPILE_FAILED and caught.value.details["line"] == "3"
 
 
+_HEADERS = sorted(
+    str(path.relative_to(INCLUDE))
+    for path in INCLUDE.rglob("*")
+    if path.is_file() and "details" not in path.parts and path.relative_to(INCLUDE).parts[0] != "hearth"
+)
+_NO_CODE = frozenset({"assert.h", "cuda.h", "cuda/version", "math_constants.h"})
+_SHORT = 3
+"""Lines of a header that only includes another one, or that refuses a feature."""
+
+
+@pytest.mark.parametrize("options", [(), ("-Dmin(a,b)=((a)<(b)?(a):(b))", "-Dmax(a,b)=((a)>(b)?(a):(b))", "-Dbits=8")])
+def test_macros_of_the_program_do_not_reach_the_headers(options: tuple[str, ...]) -> None:
+    headers = ["cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cuComplex.h", "cooperative_groups.h", "cuda/std/algorithm"]
+    headers += ["cooperative_groups/reduce.h", "cuda/barrier", "cub/cub.cuh"]
+    defined = """
+    #define min(a, b) ((a) < (b) ? (a) : (b))
+    #define max(a, b) ((a) > (b) ? (a) : (b))
+    #define bits 8"""
+    source = "\n".join(
+        [
+            "" if options else defined,
+            "#define lane (threadIdx.x & 31)",
+            *(f"#include <{name}>" for name in headers),
+            'extern "C" __global__ void k(int* o) {',
+            "    if (lane == 1) { o[0] = min(3, 4) * 10 + max(1, 2); o[1] = bits; o[2] = __half2float(__float2half(2.0f)); }",
+            "}",
+        ]
+    )
+    assert run(source, *options, count=3, block=2) == [32, 8, 2]
+
+
+def test_headers_with_code_hide_macros_of_the_program() -> None:
+    texts = {name: (INCLUDE / name).read_text().splitlines() for name in _HEADERS if name not in _NO_CODE}
+    code = {name: lines for name, lines in texts.items() if len(lines) >= _SHORT}
+    assert len(code) > len(_HEADERS) / 2
+    for name, lines in code.items():
+        begin = next(line for line in lines if line.startswith("#include"))
+        assert begin.endswith('hearth/macros_begin.h"') and lines[-1].endswith('hearth/macros_end.h"'), name
+
+
 _NO_FUNCTIONS = frozenset(
     """alignas alignof asm bool catch char char16_t char32_t const const_cast constexpr decltype declval defined delete
     dim3 double enum

@@ -1,5 +1,6 @@
 // CUB's wrappers of single instructions.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -61,3 +62,4 @@ inline unsigned MatchAny(unsigned label) {
 }
 
 }  // namespace cub
+#include "../hearth/macros_end.h"
