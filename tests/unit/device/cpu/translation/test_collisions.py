@@ -49,6 +49,29 @@ def test_globals_and_name_expressions_keep_their_names() -> None:
     assert results == [15, 13, 2]
 
 
+def test_name_expressions_select_overloads() -> None:
+    names = ["(void(*)(int*))k", "static_cast<void (*)(int*, int)>(&app::k)", "(void(*)(int*, Thing))app::k<float>"]
+    kernels = Kernels(
+        """
+        struct Thing { int value; };
+        __global__ void k(int* p) { *p = 1; }
+        __global__ void __launch_bounds__(64) k(int* p, int n) { *p = n; }
+        namespace app {
+        __global__ void k(int* p, int n) { *p = 10 * n; }
+        template <class T> __global__ void k(int* p, Thing t) { *p = 100 * t.value + sizeof(T); }
+        }
+        """,
+        names=names,
+    )
+    out = np.zeros(1, np.int32)
+    results = []
+    for name, arguments in zip(names, [(), (np.int32(2),), (np.int32(3),)], strict=True):
+        kernels(name, 1, 1, out, *arguments)
+        results.append(int(out[0]))
+    assert results == [1, 20, 304]
+    assert kernels.module.function(names[0]).attributes.max_threads_per_block == 1024
+
+
 def test_headers_of_the_library_and_of_the_program_between_declarations() -> None:
     source = """
     struct Mine {}; struct Other {};
@@ -276,7 +299,8 @@ def test_macros_of_the_program_do_not_reach_the_headers(options: tuple[str, ...]
             "#define lane (threadIdx.x & 31)",
             *(f"#include <{name}>" for name in headers),
             'extern "C" __global__ void k(int* o) {',
-            "    if (lane == 1) { o[0] = min(3, 4) * 10 + max(1, 2); o[1] = bits; o[2] = __half2float(__float2half(2.0f)); }",
+            "    if (lane != 1) return;",
+            "    o[0] = min(3, 4) * 10 + max(1, 2); o[1] = bits; o[2] = __half2float(__float2half(2.0f));",
             "}",
         ]
     )
