@@ -20,7 +20,8 @@ RUNS = [
     Runs(
         _LANGUAGE,
         "built-in variables",
-        "`threadIdx`, `blockIdx`, `blockDim`, `gridDim`, `warpSize` in kernels and in functions that these call",
+        "`threadIdx`, `blockIdx`, `blockDim`, `gridDim`, `warpSize` in kernels and in functions that these call; "
+        "a program's own variables, parameters and members may have these names",
         "const int i = where(); if (i < 64) out[i] = 100 * blockIdx.x + threadIdx.x + gridDim.x + warpSize;",
         [*(34 + t for t in range(32)), *(134 + t for t in range(32))],
         "__device__ int where() { return blockIdx.x * blockDim.x + threadIdx.x; }",
@@ -166,7 +167,7 @@ RUNS = [
     Runs(
         _LANGUAGE,
         "`__shared__`",
-        "static, in functions and templates; dynamic (`extern __shared__`)",
+        "static, in functions and templates; dynamic (`extern __shared__`), in and outside functions",
         """
         extern __shared__ int dynamic[];
         int* fixed = slots<int>();

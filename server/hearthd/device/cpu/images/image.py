@@ -23,7 +23,16 @@ _FIELD_BYTES = {2: 4, 4: 4}
 """Size in bytes of the relocated field, by relocation type: R_X86_64_PC32 and R_X86_64_PLT32 are relative to the
 field's end."""
 
-_OWN_VARIABLES = frozenset({b"_ZN6hearthL4selfE", b"_ZN18cooperative_groups7details16leaders_meetingsE"})
+_OWN_VARIABLES = frozenset(
+    {
+        b"_ZL9threadIdx",
+        b"_ZL8blockIdx",
+        b"_ZL8blockDim",
+        b"_ZL7gridDim",
+        b"_ZN6hearthL4selfE",
+        b"_ZN18cooperative_groups7details16leaders_meetingsE",
+    }
+)
 """Thread-local variables of the backend's own headers: thread.h, cooperative_groups/details/wide_tile.h."""
 
 _TABLE = b"14hearth_kernels"

@@ -8,5 +8,5 @@
 #define assert(condition) \
     (static_cast<bool>(condition) \
          ? void(0) \
-         : hearth_assert_failed(#condition, __FILE__, __LINE__, __func__, hearth::self.thread_idx))
+         : hearth_assert_failed(#condition, __FILE__, __LINE__, __func__, hearth::thread_index()))
 #endif

@@ -1,6 +1,7 @@
 // Complex numbers in C's manner, https://docs.nvidia.com/cuda/: pairs of floats or doubles and functions on them.
 // Products, quotients and moduli follow the order of operations that CUDA documents, scaled against overflow.
 #pragma once
+#include "hearth/macros_begin.h"
 
 #define HEARTH_COMPLEX(T, Vector, Complex, f, square_root, absolute) \
     typedef Vector Complex; \
@@ -37,3 +38,4 @@ inline cuDoubleComplex cuComplexFloatToDouble(cuFloatComplex c) { return cuDoubl
 inline cuFloatComplex cuComplexDoubleToFloat(cuDoubleComplex c) {
     return cuFloatComplex{static_cast<float>(c.x), static_cast<float>(c.y)};
 }
+#include "hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // nvcuda::experimental::awbarrier, the predecessor of cuda::barrier.
 #pragma once
+#include "hearth/macros_begin.h"
 #include <cuda_awbarrier_primitives.h>
 
 namespace nvcuda {
@@ -44,3 +45,4 @@ private:
 
 }  // namespace experimental
 }  // namespace nvcuda
+#include "hearth/macros_end.h"

@@ -1,6 +1,7 @@
 // The C form of a barrier in shared memory:
 // https://docs.nvidia.com/cuda/cuda-c-programming-guide/ (Asynchronous Barrier, Memory Barrier Primitives Interface).
 #pragma once
+#include "hearth/macros_begin.h"
 #include <hearth/arrivals.h>
 
 typedef uint64_t __mbarrier_t;
@@ -28,3 +29,4 @@ inline bool __mbarrier_try_wait(__mbarrier_t *barrier, __mbarrier_token_t token,
 inline bool __mbarrier_try_wait_parity(__mbarrier_t *barrier, bool parity, uint32_t max_sleep_ns) {
     return hearth::wait_for_ns([=] { return hearth::Arrivals::passed_parity(barrier, parity); }, max_sleep_ns);
 }
+#include "hearth/macros_end.h"

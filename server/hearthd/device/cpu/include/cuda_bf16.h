@@ -1,6 +1,7 @@
 // bfloat16, https://docs.nvidia.com/cuda/cuda-math-api/ (bfloat16 and bfloat162). Arithmetic is done in float, or where
 // float is not wide enough in double, and rounded once to the nearest, ties to even.
 #pragma once
+#include "hearth/macros_begin.h"
 
 #include "cuda_fp16.h"
 
@@ -147,3 +148,4 @@ inline constexpr short __bfloat16_as_short(__nv_bfloat16 h) { return static_cast
 #define CUDART_NEG_ZERO_BF16 __ushort_as_bfloat16((unsigned short)0x8000u)
 #define CUDART_ZERO_BF16 __ushort_as_bfloat16((unsigned short)0x0000u)
 #define CUDART_ONE_BF16 __ushort_as_bfloat16((unsigned short)0x3f80u)
+#include "hearth/macros_end.h"

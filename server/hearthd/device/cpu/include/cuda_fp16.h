@@ -1,6 +1,7 @@
 // Half precision, https://docs.nvidia.com/cuda/cuda-math-api/ (half and half2). Arithmetic is done in float and rounded
 // once, which for +, -, *, / and sqrt gives the same bits as half-precision hardware; fused multiply-add in double.
 #pragma once
+#include "hearth/macros_begin.h"
 
 #include "hearth/narrow_codes.h"
 
@@ -145,3 +146,4 @@ inline constexpr short __half_as_short(__half h) { return static_cast<short>(h.b
 #define CUDART_NEG_ZERO_FP16 __ushort_as_half((unsigned short)0x8000u)
 #define CUDART_ZERO_FP16 __ushort_as_half((unsigned short)0x0000u)
 #define CUDART_ONE_FP16 __ushort_as_half((unsigned short)0x3c00u)
+#include "hearth/macros_end.h"

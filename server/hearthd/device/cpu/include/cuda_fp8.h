@@ -1,6 +1,7 @@
 // Eight-bit floating point, https://docs.nvidia.com/cuda/cuda-math-api/ (FP8): e4m3 without infinities, e5m2 with
 // them, and e8m0, a power of two that scales a block of others. Conversions round once from any source.
 #pragma once
+#include "hearth/macros_begin.h"
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -156,3 +157,4 @@ inline __nv_bfloat162_raw __nv_cvt_e8m0x2_to_bf162raw(__nv_fp8x2_storage_t x) {
 HEARTH_FP8_LIMITS(__nv_fp8_e4m3, 3, 7, 0x08, 0x7e, 0x20, 0x30, 0, 0x7f, 9, -1);
 HEARTH_FP8_LIMITS(__nv_fp8_e5m2, 2, 15, 0x04, 0x7b, 0x34, 0x38, 0x7c, 0x7e, 16, -4);
 #undef HEARTH_FP8_LIMITS
+#include "hearth/macros_end.h"

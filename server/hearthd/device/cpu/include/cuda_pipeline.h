@@ -1,5 +1,6 @@
 // nvcuda::experimental::pipeline, the predecessor of cuda::pipeline.
 #pragma once
+#include "hearth/macros_begin.h"
 #include <cuda_awbarrier.h>
 #include <cuda_pipeline_primitives.h>
 
@@ -43,3 +44,4 @@ inline void memcpy_async(T (*to)[To], const T (*from)[From], pipeline &) {
 
 }  // namespace experimental
 }  // namespace nvcuda
+#include "hearth/macros_end.h"

@@ -1,6 +1,7 @@
 // The C form of asynchronous copies, complete when the call returns:
 // https://docs.nvidia.com/cuda/cuda-c-programming-guide/ (Pipeline Primitives Interface).
 #pragma once
+#include "hearth/macros_begin.h"
 #include <cuda_awbarrier_primitives.h>
 #include <hearth/copy_async.h>
 
@@ -18,3 +19,4 @@ inline void __pipeline_commit() {}
 inline void __pipeline_wait_prior(size_t) {}
 // Does nothing: it would add one expected arrival to the barrier, and remove it because the copies are complete.
 inline void __pipeline_arrive_on(__mbarrier_t *) {}
+#include "hearth/macros_end.h"

@@ -15,6 +15,7 @@
 #include "record.h"
 
 __thread hearth::Tls hearth_tls = {};
+__thread unsigned char *hearth_dynamic_shared = nullptr;
 
 namespace hearth {
 namespace {
@@ -61,7 +62,7 @@ void run_one(void *context, uint64_t index) {
     tls.block_idx.y = static_cast<unsigned>(index / launch.grid.x % launch.grid.y);
     tls.block_idx.z = static_cast<unsigned>(index / launch.grid.x / launch.grid.y);
     Worker &mine = worker;
-    tls.dynamic_shared = mine.dynamic_shared(launch.shared_bytes);
+    hearth_dynamic_shared = mine.dynamic_shared(launch.shared_bytes);
     tls.dynamic_shared_bytes = launch.shared_bytes;
     tls.grid = launch.together;
     running_slot = launch.slot;

@@ -107,17 +107,16 @@ void Shadow::cover(const unsigned char *base, size_t bytes) {
 
 // ---- blocks ----
 
-void Checker::enter(const void *record, size_t bytes, WarpFinish sync) {
+void Checker::enter(const Unshared *record, size_t count, WarpFinish sync) {
     const Index dim = hearth_tls.block_dim;
     threads_ = dim.x * dim.y * dim.z;
     sync_ = sync;
-    record_ = static_cast<const unsigned char *>(record);
-    record_bytes_ = bytes;
+    record_.assign(record, record + count);
     if (launch_ != findings->serial()) {
         launch_ = findings->serial();
-        locate(record);
+        locate(record->begin);
     }
-    dynamic_.cover(hearth_tls.dynamic_shared, hearth_tls.dynamic_shared_bytes);
+    dynamic_.cover(hearth_dynamic_shared, hearth_tls.dynamic_shared_bytes);
     if (time_.size() < threads_) {
         time_.resize(threads_, 1);
         clocks_.resize(threads_);
@@ -237,12 +236,18 @@ void Checker::acquire(const void *variable) {
 
 // ---- accesses ----
 
+bool Checker::is_of_record(const unsigned char *address) const {
+    return std::any_of(record_.begin(), record_.end(), [address](const Unshared &variable) {
+        return static_cast<size_t>(address - static_cast<const unsigned char *>(variable.begin)) < variable.bytes;
+    });
+}
+
 void Checker::access(Kind kind, const void *place, size_t bytes, const void *site) {
     const auto *address = static_cast<const unsigned char *>(place);
     Shadow *shadow = nullptr;
     if (dynamic_.holds(address)) {
         shadow = &dynamic_;
-    } else if (static_.holds(address) && static_cast<size_t>(address - record_) >= record_bytes_) {
+    } else if (static_.holds(address) && !is_of_record(address)) {
         shadow = &static_;
     } else {
         return;
@@ -391,12 +396,12 @@ void Checker::compare() {
 
 extern "C" {
 
-void hearth_race_enter(const void *record, size_t bytes, hearth::WarpFinish sync) {
+void hearth_race_enter(const hearth::Unshared *record, size_t count, hearth::WarpFinish sync) {
     static thread_local std::unique_ptr<hearth::race::Checker> checker;
     if (hearth::race::running != nullptr) return;  // the block has entered before, on another of its stacks
     if (checker == nullptr) checker.reset(new hearth::race::Checker);
     hearth::race::running = checker.get();
-    hearth::race::running->enter(record, bytes, sync);
+    hearth::race::running->enter(record, count, sync);
 }
 
 void hearth_race_arrive(const void *meeting) {

@@ -111,7 +111,7 @@ struct Clock {
 // Checks the blocks that an operating system thread runs, one after another.
 class Checker {
 public:
-    void enter(const void *record, size_t bytes, WarpFinish sync);
+    void enter(const Unshared *record, size_t count, WarpFinish sync);
     void leave();
     void access(Kind kind, const void *address, size_t bytes, const void *site);
 
@@ -136,6 +136,7 @@ private:
     };
 
     void locate(const void *record);
+    bool is_of_record(const unsigned char *address) const;
     void next_epoch();
     void check(Cell &cell, Kind kind, const unsigned char *address, uint32_t bytes);
     void split(Shadow &shadow, size_t word);
@@ -151,8 +152,7 @@ private:
 
     uint64_t launch_ = 0;
     const unsigned char *code_ = nullptr;  // base address of the module
-    const unsigned char *record_ = nullptr;
-    size_t record_bytes_ = 0;
+    std::vector<Unshared> record_;
     WarpFinish sync_ = nullptr;
     Shadow dynamic_, static_;
     const Shadow *in_ = nullptr;  // the memory of the present access

@@ -65,10 +65,8 @@ _COMMON = ("-fno-diagnostics-color",)
 CLANG_OPTIONS = ("-fno-caret-diagnostics", "-ferror-limit=30", "-ftemplate-backtrace-limit=8", *_COMMON)
 GCC_OPTIONS = ("-fmax-errors=30", "-fno-diagnostics-show-caret", "-fdiagnostics-color=never")
 
-_BUILTINS = {"thread_idx": "threadIdx", "block_idx": "blockIdx", "block_dim": "blockDim", "grid_dim": "gridDim"}
-_BUILTIN_CALL = re.compile(r"(?:::)?hearth::(thread_idx|block_idx|block_dim|grid_dim)(?:\(\))?")
 _PREFIXES = re.compile(
-    r"hearth_kernel_|hearth_dynamic_|(?:::)?\bhearth_program(?:::|_)|(?:::)?\bhearth::"
+    r"hearth_kernel_|(?:::)?\bhearth_program(?:::|_)|(?:::)?\bhearth::"
     r"|(?<!\w)::(?=uint3|dim3)|__attribute__\(\(\w+\)\) ?"
 )
 _INTERNAL = re.compile(r"\bhearth|\bHearth|always_inline|__builtin_ia32")
@@ -83,7 +81,6 @@ _INCLUDES = "includes this"
 
 def clean(text: str) -> str:
     """Returns a message without the names that the rewriting introduces."""
-    text = _BUILTIN_CALL.sub(lambda match: _BUILTINS[match[1]], text)
     return _PREFIXES.sub("", text)
 
 

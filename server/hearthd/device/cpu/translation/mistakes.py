@@ -23,12 +23,20 @@ _DECLARATION_STARTS = frozenset(
 )
 """Tokens that begin a declaration and cannot follow a class in the same declaration."""
 
+_BUILTIN_VARIABLES = frozenset({"threadIdx", "blockIdx", "blockDim", "gridDim"})
+_ASSIGNMENT = re.compile(r"\s*(\+\+|--|(<<|>>|[-+*/%&|^])?=(?!=))")
+"""An operator that changes the operand before it."""
+
 _QUOTED = re.compile(r"'([A-Za-z_]\w*)'")
 
 
 def check(source: SourceMap, tokens: Sequence[Token], declarations: Declarations) -> None:
     """Raises `Refusal` (COMPILE_FAILED) for a use of kernels that CUDA does not allow."""
-    for mistake in (*_member_kernels(source, tokens, declarations), *_kernel_calls(source, tokens, declarations)):
+    for mistake in (
+        *_member_kernels(source, tokens, declarations),
+        *_kernel_calls(source, tokens, declarations),
+        *_assigned_builtins(source, tokens),
+    ):
         raise refusal(mistake)
 
 
@@ -100,6 +108,24 @@ def _kernel_calls(source: SourceMap, tokens: Sequence[Token], declarations: Decl
             if tokens[index + 1].text == "(":
                 text = f"the kernel '{token.text}' is called as a function: make it a __device__ function"
                 yield (*source.location(token.start), text)
+
+
+def _assigned_builtins(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:
+    """Yields assignments to a built-in variable, unless the program declares a variable of that name.
+
+    A name that only occurs in member accesses is not declared.
+    """
+    accesses: dict[str, list[int]] = {}
+    for index, token in enumerate(tokens):
+        if token.text in _BUILTIN_VARIABLES and tokens[index - 1].text not in (".", "->"):
+            accesses.setdefault(token.text, []).append(index)
+    for indices in accesses.values():
+        if any(tokens[index + 1].text != "." for index in indices):
+            continue
+        for index in indices:
+            if _ASSIGNMENT.match(source.text, tokens[index + 2].end):
+                text = f"'{tokens[index].text}' is assigned to: a built-in variable cannot be changed"
+                yield (*source.location(tokens[index].start), text)
 
 
 def _class_ends(source: SourceMap, tokens: Sequence[Token]) -> Iterator[Mistake]:

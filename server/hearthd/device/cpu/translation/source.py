@@ -3,10 +3,10 @@
 Works on preprocessed text (so that macros and `#if` are resolved) and changes it in place, line by line, so that the
 compiler's messages refer to the user's own lines:
 
-- `threadIdx` and similar variables read the running thread's record (include/hearth/thread.h), which is valid in every
-  function.
+- `threadIdx` and similar variables need no rewriting: they are variables of the prelude (include/hearth/thread.h).
 - `__shared__` variables become thread-local ones: all threads of a block run on one operating system thread, and no
-  other block runs on it at the same time. `extern __shared__` arrays become pointers to the block's dynamic memory.
+  other block runs on it at the same time. `extern __shared__` arrays become thread-local references, or pointers in
+  templates, which are declared at the same place, so that the uses of the names need no rewriting.
 - The program gets a separate namespace, so that its names hide those of the prelude (`collisions.py`).
 - A table of kernels and variables is appended (`hearth_module` in include/hearth/abi.h).
 
@@ -15,19 +15,23 @@ How a kernel is run does not depend on the contents of its source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hearthd.device.cpu.translation import collisions, mistakes, spin_loops, unsupported
-from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration, scan
+from hearthd.device.cpu.translation.declarations import Declarations, FunctionDeclaration, declarator_names, scan
 from hearthd.device.cpu.translation.table import address_table, module_table
 from hearthd.device.cpu.translation.tokens import SourceMap, Token, matching, tokenize
 from hearthd.device.cpu.translation.warp_synchronous import Finding, warp_synchronous
 
-BUILTINS = {"threadIdx": "thread_idx", "blockIdx": "block_idx", "blockDim": "block_dim", "gridDim": "grid_dim"}
-"""The built-in variables, with the functions that replace them (include/hearth/builtins.h)."""
-
 RENAMED = "hearth_kernel_"
+_DYNAMIC_SYMBOL = ' __asm__("hearth_dynamic_shared") __attribute__((tls_model("initial-exec")))'
+"""The pointer to the block's dynamic shared memory (include/hearth/abi.h), as the symbol of a declared variable."""
+
+_AUTO_PARAMETER = re.compile(r"\bauto( [&*]| const| \.\.\.| __restrict__)*( \w+)? [,)]")
+"""A parameter of type `auto`, which makes a template of a function or lambda."""
+
 _ARCHITECTURE_MARKS = frozenset({"__device__", "__host__", "__constant__", "__managed__", "__global__"})
 _CALL_MARKS = frozenset({"__launch_bounds__", "__cluster_dims__", "__maxnreg__"})
 
@@ -104,11 +108,7 @@ class _Rewriter:
             if token.kind != "name":
                 continue
             text = token.text
-            if text in BUILTINS:
-                if self.tokens[index - 1].text not in (".", "->", "::"):
-                    # with a leading space, because `%:` is the digraph of `#`
-                    self._replace(index, f" ::hearth::{BUILTINS[text]}()")
-            elif text in _ARCHITECTURE_MARKS:
+            if text in _ARCHITECTURE_MARKS:
                 self._replace(index, "")
             elif text in _CALL_MARKS and index + 1 < len(self.tokens) and self.tokens[index + 1].text == "(":
                 self._blank(index, matching(self.tokens, index + 1, len(self.tokens)) + 1)
@@ -172,7 +172,6 @@ class _Rewriter:
         self._replace(mark, "" if instantiation else f"{inline}__attribute__((always_inline))")
 
     def _rewrite_shared(self) -> None:
-        bodies = [(f.body, f.name) for f in self.declarations.functions if f.body is not None]
         for index, token in enumerate(self.tokens):
             if token.text != "__shared__":
                 continue
@@ -186,9 +185,8 @@ class _Rewriter:
                 end = matching(self.tokens, end, len(self.tokens)) if self.tokens[end].text in "([{" else end
                 end += 1
             words = [t.text for t in self.tokens[start:end]]
-            inside = next((name for body, name in bodies if body[0] <= index < body[1]), None)
             if "extern" in words:
-                self._rewrite_dynamic_shared(start, end, inside)
+                self._rewrite_dynamic_shared(start, index, end)
             else:
                 self._move_alignment(start, index, end)
                 self._replace(index, "thread_local" if "static" in words else "static thread_local")
@@ -205,56 +203,42 @@ class _Rewriter:
                 self.edits.append((self.tokens[start].start, self.tokens[start].start, specifier + " "))
                 self._blank(index, close + 1)
 
-    def _rewrite_dynamic_shared(self, start: int, end: int, inside: str | None) -> None:
-        """Rewrites `extern __shared__ T name[];`, which has the tokens from `start` to the semicolon at `end`."""
+    def _rewrite_dynamic_shared(self, start: int, mark: int, end: int) -> None:
+        """Rewrites `extern __shared__ T name[];` to a declaration of the same name in the same scope.
+
+        It becomes `extern __thread T (&name)[]` with the symbol of the runtime's pointer, of which the reference
+        consists. In templates, where g++ ignores such a symbol, it becomes `T (*const name) = hearth::dynamic_array`.
+        The tokens of the declaration are those from `start`, with `__shared__` at `mark`, to the semicolon at `end`.
+        """
         tokens = self.tokens
-        remaining: list[int] = []
+        names = declarator_names(tokens, start, end)
+        external = next(at for at in range(start, end) if tokens[at].text == "extern")
+        is_local = self._may_be_template(mark)
+        self._replace(mark, "" if is_local or mark < external else "__thread")
+        if is_local or mark < external:  # `__thread` cannot precede `extern`
+            self._replace(external, "" if is_local else "extern __thread")
         at = start
         while at < end:
-            text = tokens[at].text
-            if text in ("__attribute__", "alignas", "__align__"):
-                at = matching(tokens, at + 1, end)
-            elif text not in ("extern", "__shared__", "static") and tokens[at].kind != "string":
-                remaining.append(at)
-            at += 1
-        bracket = next((i for i, k in enumerate(remaining) if tokens[k].text == "["), len(remaining))
-        if bracket == 0 or tokens[remaining[bracket - 1]].kind != "name":
-            return
-        name = tokens[remaining[bracket - 1]].text
-        kind = " ".join(tokens[k].text for k in remaining[: bracket - 1])
-        closing = matching(tokens, remaining[bracket], end) if bracket < len(remaining) else end
-        inner = "".join(tokens[k].text for k in remaining if k > closing)  # all dimensions after the first
-        alias = f"hearth_dynamic_{name}"
-        declared = f"typedef {kind} (*{alias}){inner};" if inner else f"typedef {kind} *{alias};"
-        value = f"(({alias})hearth_tls.dynamic_shared)"
-        if bracket == len(remaining):
-            value = f"(*{value})"
-        if inside is None:
-            self._blank(start, end + 1, declared)
-            self._replace_uses(name, value, end + 1)
-        else:
-            reference = f"auto &{name}" if bracket == len(remaining) else f"{alias} const {name}"
-            self._blank(start, end + 1, f"{declared} {reference} = {value};")
+            closing = at
+            if tokens[at].text in ("__attribute__", "alignas"):  # of the array, not of the pointer
+                closing = matching(tokens, at + 1, end)
+                self._blank(at, closing + 1)
+            elif at in names:
+                is_array = tokens[at + 1].text == "["
+                if is_local and is_array:
+                    closing = matching(tokens, at + 1, end)
+                    self._blank(at + 1, closing + 1)
+                self._replace(at, f"(*const {tokens[at].text})" if is_local and is_array else f"(&{tokens[at].text})")
+                while tokens[closing + 1].text == "[":
+                    closing = matching(tokens, closing + 1, end)
+                value = f" = ::hearth::dynamic_{'array' if is_array else 'object'}" if is_local else _DYNAMIC_SYMBOL
+                self.edits.append((tokens[closing].end, tokens[closing].end, value))
+            at = closing + 1
 
-    def _replace_uses(self, name: str, value: str, after: int) -> None:
-        """Replaces the uses of a dynamic array declared outside functions.
-
-        These are all mentions in a function, unless the function declares the name itself.
-        """
-        for function in self.declarations.functions:
-            if function.body is None or function.body[0] < after:
-                continue
-            indices = range(function.parameters[0], function.body[1])
-            mentions = (i for i in indices if self.tokens[i].text == name)
-            uses = [i for i in mentions if self.tokens[i - 1].text not in (".", "->", "::")]
-            if any(self._declares(i) for i in uses):
-                continue
-            for index in uses:
-                self._replace(index, value)
-
-    def _declares(self, index: int) -> bool:
-        before = self.tokens[index - 1]
-        if before.text in ("*", "&"):
-            before = self.tokens[index - 2]
-            return before.text in ("float", "double", "int", "char", "unsigned", "T", "const", "long", "short", "half")
-        return before.kind == "name" and before.text not in ("return", "else", "case", "sizeof", "do")
+    def _may_be_template(self, index: int) -> bool:
+        """True if the token is in a template, a member function (of a template, perhaps) or after a generic lambda."""
+        function = next((f for f in self.declarations.functions if f.body and f.body[0] <= index < f.body[1]), None)
+        if function is None:
+            return False
+        texts = " ".join(token.text for token in self.tokens[function.parameters[0] : index])
+        return function.is_template or function.owner is not None or _AUTO_PARAMETER.search(texts) is not None

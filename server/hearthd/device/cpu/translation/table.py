@@ -8,6 +8,7 @@ pointer (include/hearth/spaces.h): `__constant__` variables are ordinary ones on
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from hearth_proto.reasons import Reason, Refusal
@@ -18,6 +19,8 @@ from hearthd.device.cpu.translation.unsupported import refuse
 
 TABLE_FILE = "<kernels>"
 EXPRESSION_FILE = "<name expression {}>"
+_CASTS = ("(", "static_cast<")
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _QUERIES = frozenset({"__isConstant", "__isGlobal"})
 
 
@@ -40,7 +43,7 @@ def module_table(
     for kernel in {k.qualified: k for k in declarations.kernels if k.body is not None}.values():
         if kernel.is_extern_c and not kernel.is_template:
             target = "::".join((*kernel.scope, name_of(kernel)))
-            kernels.append(_entry(tokens, kernel, f"&{collisions.qualified_name(target)}", kernel.name))
+            kernels.append(_entry(tokens, [kernel], f"&{collisions.qualified_name(target)}", kernel.name))
     listed_names: set[str] = set()
     for variable in {v.qualified: v for v in declarations.variables}.values():
         target = collisions.qualified_name(variable.qualified)
@@ -51,13 +54,16 @@ def module_table(
         bare = collisions.local_name(expression.strip().removeprefix("&").strip())
         if not bare or ";" in bare or "\n" in bare or "#" in bare:
             raise Refusal(Reason.COMPILE_FAILED, f"The name expression {expression!r} is not a C++ name.")
+        is_cast = bare.startswith(_CASTS)  # which selects one of several functions
         base = bare.split("<")[0].split("::")[-1].strip()
+        if is_cast:
+            base = next((word for word in reversed(_WORD.findall(bare)) if word in functions), "")
         lines.append(f'# 1 "{EXPRESSION_FILE.format(expression)}"'.replace("\\", ""))
-        function = functions.get(base)
-        if function is not None:
-            lines.append(f"constexpr auto hearth_expression_{number} = &{bare};")
+        if base in functions:
+            lines.append(f"constexpr auto hearth_expression_{number} = {'' if is_cast else '&'}{bare};")
             lines.append(f'# 1 "{TABLE_FILE}"')
-            kernels.append(_entry(tokens, function, f"hearth_expression_{number}", expression))
+            overloads = [f for f in declarations.kernels if f.name == base and f.body] if is_cast else [functions[base]]
+            kernels.append(_entry(tokens, overloads, f"hearth_expression_{number}", expression))
         elif expression not in listed_names:
             lines.append(f"static auto &hearth_expression_{number} = {bare};")
             target = f"hearth_expression_{number}"
@@ -76,9 +82,14 @@ def module_table(
     return "\n".join(lines)
 
 
-def _entry(tokens: Sequence[Token], kernel: FunctionDeclaration, value: str, name: str) -> str:
-    bounds = f"::hearth::launch_bounds({_bounds(tokens, kernel)})"
-    return f"::hearth::describe_kernel<{value}>({json.dumps(name)}, {bounds}),"
+def _entry(tokens: Sequence[Token], overloads: Sequence[FunctionDeclaration], value: str, name: str) -> str:
+    """Returns the entry of the kernel `value`, which is one of the overloads.
+
+    It has launch bounds only if they are the same for all of them.
+    """
+    bounds = {_bounds(tokens, kernel) for kernel in overloads}
+    text = bounds.pop() if len(bounds) == 1 else ""
+    return f"::hearth::describe_kernel<{value}>({json.dumps(name)}, ::hearth::launch_bounds({text})),"
 
 
 def _bounds(tokens: Sequence[Token], kernel: FunctionDeclaration) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hearth_proto.reasons import Refusal
 from tests.support.cpu.kernels import Kernels
 
 SOURCE = r"""
@@ -268,6 +269,97 @@ def test_dynamic_shared_in_templates_and_outside_functions(kernels: Kernels, dty
     data = np.arange(40, dtype=dtype)
     kernels(f"rotate<{name}>", 1, 40, data, shared=40 * 32)
     np.testing.assert_array_equal(data, np.roll(np.arange(40), -1) + 1)
+
+
+def test_names_of_dynamic_arrays_outside_functions_are_scoped_as_other_names() -> None:
+    source = """
+    extern __shared__ float smem[];
+    namespace ns { extern __shared__ __align__(16) unsigned char bytes[]; }
+    __device__ void put(float4* smem, int i) { smem[i] = make_float4(i, 0, 0, 0); }
+    __device__ int first(const uchar4* smem, size_t* cells) { return smem->x + (int)cells[0]; }
+    template <class T> __device__ T* same(T* p) { return p; }
+    extern "C" __global__ void k(int* out) {
+        int i = threadIdx.x; int* mine = out + 8 * i;
+        put(reinterpret_cast<float4*>(smem), i); __syncthreads();
+        mine[0] = (int)smem[4 * i];
+        mine[1] = true and smem[4 * i];
+        mine[2] = (int)::smem[4 * i] + (ns::bytes == (unsigned char*)&smem);
+        { int a = i, smem = 3; mine[3] = a + smem; }
+        mine[4] = first((const uchar4*)ns::bytes, (size_t*)smem);
+        auto p = smem; p += 4; mine[5] = (int)(*p + same(smem)[4 * i]);
+        auto captureless = [](int j) { return (int)smem[4 * j]; };
+        struct Local { __device__ static int get(int j) { return (int)smem[4 * j]; } };
+        mine[6] = captureless(i) + Local::get(i);
+        mine[7] = [=] { return (int)smem[4 * i]; }();
+    }"""
+    out = np.zeros((4, 8), np.int32)
+    Kernels(source)("k", 1, 4, out, shared=64)
+    assert out.tolist() == [[i, int(i > 0), i + 1, i + 3, 0, i + 1, 2 * i, i] for i in range(4)]
+
+
+def test_dynamic_arrays_in_functions_are_used_in_lambdas_local_classes_and_after_jumps() -> None:
+    source = """
+    namespace { namespace hearth::deep {
+    __device__ int in_function(int n, int i) {
+        extern __shared__ int index[]; index[i] = i; __syncthreads();
+        struct Local { __device__ static int get(int j) { return index[j]; } };
+        auto captureless = [](int j) { return index[j]; };
+        return captureless(n - 1 - i) + Local::get(i);
+    }
+    } }
+    extern "C" __global__ void k(int* out, int n) {
+        int i = threadIdx.x;
+        if (n < 0) goto end;
+        extern __shared__ int own[], other[]; own[i] = i; __syncthreads();
+        __shared__ extern volatile int rows[][4];
+        out[3 * i] = own[n - 1 - i] * 10 + rows[0][i]; __syncthreads();
+        out[3 * i + 1] = hearth::deep::in_function(n, i);
+        out[3 * i + 2] = other == own;
+    end: ;
+    }"""
+    out = np.zeros((4, 3), np.int32)
+    Kernels(source)("k", 1, 4, out, np.int32(4), shared=64)
+    assert out.tolist() == [[10 * (3 - i) + i, 3, 1] for i in range(4)]
+
+
+def test_dynamic_arrays_in_templates_members_and_generic_lambdas() -> None:
+    source = """
+    template <class T> __device__ T in_template(int n, int i) {
+        extern __shared__ __align__(16) T cells[]; extern __shared__ volatile T rows[][2], other[];
+        cells[i] = i; __syncthreads();
+        auto lambda = [=](auto j) { extern __shared__ T own[]; return cells[j] + own[j] + rows[0][j]; };
+        const T result = lambda(n - 1 - i) + (other == cells); __syncthreads();
+        return result;
+    }
+    template <class T> struct Holder {
+        template <class U> __device__ static T get(int n, U i) {
+            extern __shared__ T index[]; index[i] = 2 * i; __syncthreads();
+            const T result = index[n - 1 - i]; __syncthreads();
+            return result;
+        }
+    };
+    extern "C" __global__ void k(int* out, int n) {
+        int i = threadIdx.x;
+        out[3 * i] = in_template<float>(n, i);
+        out[3 * i + 1] = Holder<short>::get(n, i);
+        auto lambda = [](auto& self, int j) -> int {
+            if (j < 0) return 0;
+            extern __shared__ int words[]; words[j] = j; __syncthreads();
+            return words[3 - j] + self(self, -1);
+        };
+        out[3 * i + 2] = lambda(lambda, i);
+    }"""
+    out = np.zeros((4, 3), np.int32)
+    Kernels(source)("k", 1, 4, out, np.int32(4), shared=64)
+    assert out.tolist() == [[3 * (3 - i) + 1, 2 * (3 - i), 3 - i] for i in range(4)]
+
+
+def test_dynamic_arrays_of_one_name_and_different_types_are_refused() -> None:
+    source = """
+    extern "C" __global__ void a(float* p) { extern __shared__ float s[]; p[0] = s[0]; }
+    extern "C" __global__ void b(int* p) { extern __shared__ int s[]; p[0] = s[0]; }"""
+    with pytest.raises(Refusal, match=r"kernel\.cu\(3\): error: .*'int"):
+        Kernels(source)
 
 
 def test_block_and_warp_votes(kernels: Kernels) -> None:

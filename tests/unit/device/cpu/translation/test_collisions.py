@@ -49,6 +49,29 @@ def test_globals_and_name_expressions_keep_their_names() -> None:
     assert results == [15, 13, 2]
 
 
+def test_name_expressions_select_overloads() -> None:
+    names = ["(void(*)(int*))k", "static_cast<void (*)(int*, int)>(&app::k)", "(void(*)(int*, Thing))app::k<float>"]
+    kernels = Kernels(
+        """
+        struct Thing { int value; };
+        __global__ void k(int* p) { *p = 1; }
+        __global__ void __launch_bounds__(64) k(int* p, int n) { *p = n; }
+        namespace app {
+        __global__ void k(int* p, int n) { *p = 10 * n; }
+        template <class T> __global__ void k(int* p, Thing t) { *p = 100 * t.value + sizeof(T); }
+        }
+        """,
+        names=names,
+    )
+    out = np.zeros(1, np.int32)
+    results = []
+    for name, arguments in zip(names, [(), (np.int32(2),), (np.int32(3),)], strict=True):
+        kernels(name, 1, 1, out, *arguments)
+        results.append(int(out[0]))
+    assert results == [1, 20, 304]
+    assert kernels.module.function(names[0]).attributes.max_threads_per_block == 1024
+
+
 def test_headers_of_the_library_and_of_the_program_between_declarations() -> None:
     source = """
     struct Mine {}; struct Other {};
@@ -217,6 +240,80 @@ def test_polling_by_atomic_lets_other_threads_run() -> None:
         compiled(f"poll{number}", 1, 33, out)
         found[poll] = out.tolist()
     assert found == {poll: [1, 1] for poll in POLLS}
+
+
+def test_names_of_built_in_variables_are_scoped_as_other_names() -> None:
+    source = """
+    __device__ int id(uint3 threadIdx, dim3 blockDim) { return threadIdx.x + blockDim.x; }
+    struct S {
+        uint3 threadIdx, blockIdx; dim3 blockDim, gridDim;
+        __device__ S(uint3 t) : threadIdx(t), blockIdx{7, 8, 9} {}
+        __device__ int sum() const { return threadIdx.x + blockIdx.y; }
+    };
+    template <class T> __device__ T twice(T v) { return v + v; }
+    namespace own {
+    __device__ int f() {
+        uint3 a = threadIdx, threadIdx = {40, 41, 42}; uint3* p = &threadIdx; p->y += 1; threadIdx.z = 1;
+        return threadIdx.y + a.x;
+    }
+    }
+    extern "C" __global__ void k(int* o) {
+        int* mine = o + 8 * ::threadIdx.x;
+        mine[0] = id(threadIdx, blockDim); mine[1] = S(threadIdx).sum(); mine[2] = own::f();
+        auto t = threadIdx; t.x += 100; mine[3] = t.x; dim3 d = threadIdx; mine[4] = d.x + twice(threadIdx.x);
+        mine[5] = [](uint3 blockIdx) { return blockIdx.x + threadIdx.x; }(blockIdx);
+        auto l = [=] { return gridDim.x + threadIdx.x; }; mine[6] = l();
+        mine[7] = sizeof(threadIdx) + (threadIdx.x + +1 == 1) + (threadIdx.x - -1 == 0);
+    }"""
+    assert run(source, count=16, block=2) == [2, 8, 42, 100, 0, 0, 1, 13, 3, 9, 43, 101, 3, 1, 2, 12]
+
+
+@pytest.mark.parametrize("statement", ["threadIdx.x = 1;", "blockDim.y += 2;", "gridDim.z <<= 1;", "blockIdx.x++;"])
+def test_assignments_to_built_in_variables_are_refused(statement: str) -> None:
+    with pytest.raises(Refusal, match="a built-in variable cannot be changed") as caught:
+        run(f'extern "C" __global__ void k(int* o) {{\n o[0] = threadIdx.x == 1;\n {statement}\n}}')
+    assert caught.value.reason is Reason.COMPILE_FAILED and caught.value.details["line"] == "3"
+
+
+_HEADERS = sorted(
+    str(path.relative_to(INCLUDE))
+    for path in INCLUDE.rglob("*")
+    if path.is_file() and "details" not in path.parts and path.relative_to(INCLUDE).parts[0] != "hearth"
+)
+_NO_CODE = frozenset({"assert.h", "cuda.h", "cuda/version", "math_constants.h"})
+_SHORT = 3
+"""Lines of a header that only includes another one, or that refuses a feature."""
+
+
+@pytest.mark.parametrize("options", [(), ("-Dmin(a,b)=((a)<(b)?(a):(b))", "-Dmax(a,b)=((a)>(b)?(a):(b))", "-Dbits=8")])
+def test_macros_of_the_program_do_not_reach_the_headers(options: tuple[str, ...]) -> None:
+    headers = ["cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cuComplex.h", "cooperative_groups.h", "cuda/std/algorithm"]
+    headers += ["cooperative_groups/reduce.h", "cuda/barrier", "cub/cub.cuh"]
+    defined = """
+    #define min(a, b) ((a) < (b) ? (a) : (b))
+    #define max(a, b) ((a) > (b) ? (a) : (b))
+    #define bits 8"""
+    source = "\n".join(
+        [
+            "" if options else defined,
+            "#define lane (threadIdx.x & 31)",
+            *(f"#include <{name}>" for name in headers),
+            'extern "C" __global__ void k(int* o) {',
+            "    if (lane != 1) return;",
+            "    o[0] = min(3, 4) * 10 + max(1, 2); o[1] = bits; o[2] = __half2float(__float2half(2.0f));",
+            "}",
+        ]
+    )
+    assert run(source, *options, count=3, block=2) == [32, 8, 2]
+
+
+def test_headers_with_code_hide_macros_of_the_program() -> None:
+    texts = {name: (INCLUDE / name).read_text().splitlines() for name in _HEADERS if name not in _NO_CODE}
+    code = {name: lines for name, lines in texts.items() if len(lines) >= _SHORT}
+    assert len(code) > len(_HEADERS) / 2
+    for name, lines in code.items():
+        begin = next(line for line in lines if line.startswith("#include"))
+        assert begin.endswith('hearth/macros_begin.h"') and lines[-1].endswith('hearth/macros_end.h"'), name
 
 
 _NO_FUNCTIONS = frozenset(

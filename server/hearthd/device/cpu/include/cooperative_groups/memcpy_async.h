@@ -1,6 +1,7 @@
 // memcpy_async(): copies that the threads of a group share. A thread's part is complete when memcpy_async() returns.
 // wait() synchronises the group, because other threads copy the other parts.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include "../cooperative_groups.h"
 
 namespace cooperative_groups {
@@ -48,3 +49,4 @@ template <class Group>
 inline void wait(const Group &group) { group.sync(); }
 
 }  // namespace cooperative_groups
+#include "../hearth/macros_end.h"

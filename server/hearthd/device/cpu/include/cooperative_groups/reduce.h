@@ -1,5 +1,6 @@
 // reduce() over a tile or a coalesced group, and its forms that store the result.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include "details/collectives.h"
 
 namespace cooperative_groups {
@@ -39,3 +40,4 @@ inline void reduce_update_async(const Group &group, Atomic &&destination, V &&el
 }
 
 }  // namespace cooperative_groups
+#include "../hearth/macros_end.h"

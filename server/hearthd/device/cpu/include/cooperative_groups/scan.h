@@ -1,6 +1,7 @@
 // inclusive_scan() and exclusive_scan() over a tile or a coalesced group, and their forms that also update an atomic
 // variable by the combination of the whole group, and start from its previous value.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include "details/collectives.h"
 
 namespace cooperative_groups {
@@ -103,3 +104,4 @@ inline details::plain<T> exclusive_scan_update(const Group &group, Atomic &&atom
 }
 
 }  // namespace cooperative_groups
+#include "../hearth/macros_end.h"

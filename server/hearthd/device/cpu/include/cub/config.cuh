@@ -1,6 +1,7 @@
 // CUB's block- and warp-wide collectives on the CPU, by their documentation (https://nvidia.github.io/cccl/cub/). All
 // algorithms that a template parameter selects give the same results here.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <hearth/collective.h>
 #if defined(__GLIBCXX__)
 #include <bits/stl_function.h>  // cuda::std::plus and similar types, without the rest of <functional>
@@ -46,3 +47,4 @@ struct always_false : std::false_type {};
 
 }  // namespace hearth_details
 }  // namespace cub
+#include "../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // All of CUB that the CPU backend has.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/block/block_adjacent_difference.cuh>
 #include <cub/block/block_discontinuity.cuh>
 #include <cub/block/block_exchange.cuh>
@@ -26,3 +27,4 @@
 #include <cub/warp/warp_reduce.cuh>
 #include <cub/warp/warp_scan.cuh>
 #include <cub/warp/warp_store.cuh>
+#include "../hearth/macros_end.h"

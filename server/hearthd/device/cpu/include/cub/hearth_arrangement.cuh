@@ -1,5 +1,6 @@
 // Blocked, striped and warp-striped arrangements: the index, among all items, of the i-th item of a thread.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/thread/thread_load.cuh>
 #include <cub/thread/thread_store.cuh>
 
@@ -71,3 +72,4 @@ HEARTH_DIRECT(WarpStriped, HEARTH_NOTHING, hearth_details::warp_striped<ITEMS>)
 #undef HEARTH_THREADS
 
 }  // namespace cub
+#include "../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // CUB's device-wide algorithms, refused by name if a program calls one, because they launch kernels.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/config.cuh>
 
 namespace cub {
@@ -53,3 +54,4 @@ struct DeviceFor {
 #undef HEARTH_CALL
 
 }  // namespace cub
+#include "../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // Stable merge sorts of the keys, and the values that belong to them, of all threads of a block or lanes of a warp.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/hearth_scratch.cuh>
 
 namespace cub {
@@ -97,3 +98,4 @@ private:
 
 }  // namespace hearth_details
 }  // namespace cub
+#include "../hearth/macros_end.h"

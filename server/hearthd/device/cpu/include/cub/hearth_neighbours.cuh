@@ -1,5 +1,6 @@
 // The neighbours of a thread's items in a blocked arrangement.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -35,3 +36,4 @@ inline auto apply_with_index(Op &op, const T &a, const T &b, int index) {
 
 }  // namespace hearth_details
 }  // namespace cub
+#include "../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // Memory of a sort.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -21,3 +22,4 @@ private:
 
 }  // namespace hearth_details
 }  // namespace cub
+#include "../hearth/macros_end.h"

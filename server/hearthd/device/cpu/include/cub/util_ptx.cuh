@@ -1,5 +1,6 @@
 // CUB's wrappers of single instructions.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -24,8 +25,8 @@ inline T in_pieces(const T &input, Exchange exchange) {
 inline unsigned LaneId() { return hearth::lane_id(); }
 inline unsigned WarpId() { return hearth::thread_rank() / 32; }
 inline int RowMajorTid(int dim_x, int dim_y, int dim_z) {
-    return (dim_z == 1 ? 0 : static_cast<int>(hearth::thread_idx().z) * dim_x * dim_y) +
-           (dim_y == 1 ? 0 : static_cast<int>(hearth::thread_idx().y) * dim_x) + static_cast<int>(hearth::thread_idx().x);
+    return (dim_z == 1 ? 0 : static_cast<int>(threadIdx.z) * dim_x * dim_y) +
+           (dim_y == 1 ? 0 : static_cast<int>(threadIdx.y) * dim_x) + static_cast<int>(threadIdx.x);
 }
 template <int LogicalThreads>
 inline unsigned WarpMask(unsigned warp) {
@@ -61,3 +62,4 @@ inline unsigned MatchAny(unsigned label) {
 }
 
 }  // namespace cub
+#include "../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // Types that CUB's interfaces mention.
 #pragma once
+#include "../hearth/macros_begin.h"
 #include <cub/config.cuh>
 
 namespace cub {
@@ -44,3 +45,4 @@ struct Log2<N, 0, Count> {
 };
 
 }  // namespace cub
+#include "../hearth/macros_end.h"

@@ -20,7 +20,6 @@ struct Index {
 struct Tls {
     Index block_idx, block_dim, grid_dim;
     unsigned int dynamic_shared_bytes;
-    unsigned char *dynamic_shared;
     void *grid;          // the Grid of a cooperative launch, else null
     unsigned int spins;  // calls of relax() so far
     uint32_t running;    // rank of the running thread; written in builds for the race check only
@@ -66,6 +65,12 @@ struct WarpLanes {
 // writes their `result`.
 using WarpFinish = void (*)(WarpLanes &lanes, uint32_t mask);
 
+// A thread-local variable of the headers (for the race check), which is not shared memory.
+struct Unshared {
+    const void *begin;
+    size_t bytes;
+};
+
 enum class Vote : int { none, count, all, any };
 
 }  // namespace hearth
@@ -73,6 +78,9 @@ enum class Vote : int { none, count, all, any };
 // Has no constructor: with __thread, no access checks whether a constructor must run.
 extern "C" {
 extern __thread hearth::Tls hearth_tls __attribute__((tls_model("initial-exec")));
+// The block's dynamic shared memory. A program's `extern __shared__` arrays are references, and this is the pointer that
+// they consist of (source.py).
+extern __thread unsigned char *hearth_dynamic_shared __attribute__((tls_model("initial-exec")));
 // Meetings of the thread `rank` with others of its block. To be called only through the functions of thread.h, which
 // restore the thread's own record.
 int hearth_block_sync(uint32_t rank, hearth::Vote vote, int predicate);

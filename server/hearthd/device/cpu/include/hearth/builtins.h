@@ -1,4 +1,4 @@
-// Qualifiers, built-in variables and the built-in functions that concern a thread or its block.
+// Qualifiers, and the built-in functions that concern a thread or its block.
 #pragma once
 
 // Each macro expands to itself, so that #ifdef finds it, and it remains after preprocessing, when source.py rewrites
@@ -38,14 +38,15 @@
 
 namespace hearth {
 
-inline uint3 uint3_of(const Index &i) { return uint3{i.x, i.y, i.z}; }
-inline dim3 dim3_of(const Index &i) { return dim3(i.x, i.y, i.z); }
-
-// The built-in variables (source.py).
-inline uint3 thread_idx() { return uint3{self.thread_idx.x, self.thread_idx.y, self.thread_idx.z}; }
-inline uint3 block_idx() { return uint3{self.block_idx.x, self.block_idx.y, self.block_idx.z}; }
-inline dim3 block_dim() { return dim3(self.block_dim.x, self.block_dim.y, self.block_dim.z); }
-inline dim3 grid_dim() { return dim3(self.grid_dim.x, self.grid_dim.y, self.grid_dim.z); }
+// Initialisers of pointers and references to the block's dynamic shared memory (source.py).
+inline constexpr struct {
+    template <class T>
+    operator T *() const { return reinterpret_cast<T *>(hearth_dynamic_shared); }
+} dynamic_array;
+inline constexpr struct {
+    template <class T>
+    operator T &() const { return *reinterpret_cast<T *>(hearth_dynamic_shared); }
+} dynamic_object;
 
 template <class T>
 inline T clock_cycles() {

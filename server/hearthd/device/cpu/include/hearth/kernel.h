@@ -50,18 +50,21 @@ struct Trampoline<F> {
     static inline __attribute__((always_inline)) uint32_t threads(Index first, A... arguments) {
         const Index dim = hearth_tls.block_dim;
         if ((first.x | first.y | first.z) == 0) {  // the block begins
-            self.block_idx = hearth_tls.block_idx;
-            self.block_dim = dim;
-            self.grid_dim = hearth_tls.grid_dim;
+            blockIdx = uint3_of(hearth_tls.block_idx);
+            blockDim = uint3_of(dim);
+            gridDim = uint3_of(hearth_tls.grid_dim);
         }
 #ifdef HEARTH_RACECHECK
-        hearth_race_enter(&self, sizeof self, &finish_sync);
+        const Unshared record[] = {{&threadIdx, sizeof threadIdx}, {&blockIdx, sizeof blockIdx},
+                                   {&blockDim, sizeof blockDim},   {&gridDim, sizeof gridDim},
+                                   {&self, sizeof self}};
+        hearth_race_enter(record, sizeof record / sizeof *record, &finish_sync);
 #endif
         uint32_t rank = first.x + dim.x * (first.y + dim.y * first.z);
         for (; first.z < dim.z; ++first.z, first.y = 0) {
             for (; first.y < dim.y; ++first.y, first.x = 0) {
                 for (; first.x < dim.x; ++first.x, ++rank) {
-                    self.thread_idx = first;
+                    threadIdx = uint3_of(first);
                     self.rank = rank;
                     self.met = 0;
                     race_thread(rank);

@@ -9,8 +9,9 @@
 #ifdef HEARTH_RACECHECK
 
 // Threads of a block are about to run on this stack. `record` is the module's thread-local record of the running
-// thread, `sync` the operation of __syncwarp(), which alone among the warp's operations orders memory.
-extern "C" void hearth_race_enter(const void *record, size_t bytes, hearth::WarpFinish sync);
+// thread, which consists of `count` variables; `sync` is the operation of __syncwarp(), which alone among the warp's
+// operations orders memory.
+extern "C" void hearth_race_enter(const hearth::Unshared *record, size_t count, hearth::WarpFinish sync);
 // A meeting that the runtime does not see: orders the accesses of a thread before it arrives before the accesses of
 // another thread after it departs. `meeting` is an address that the meeting's threads share.
 extern "C" void hearth_race_arrive(const void *meeting);

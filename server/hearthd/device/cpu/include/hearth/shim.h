@@ -26,7 +26,6 @@
 
 #include "abi.h"
 #include "thread.h"
-#include "vector_types.h"
 #include "builtins.h"
 #include "kernel.h"
 #include "math_functions.h"

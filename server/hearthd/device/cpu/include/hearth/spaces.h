@@ -36,7 +36,7 @@ inline const Range static_shared() {
     static const ModuleStorage storage = hearth_module_storage(&storage);
     return Range{hearth_storage_begin(storage.module), storage.bytes};
 }
-inline const Range dynamic_shared() { return Range{hearth_tls.dynamic_shared, hearth_tls.dynamic_shared_bytes}; }
+inline const Range dynamic_shared() { return Range{hearth_dynamic_shared, hearth_tls.dynamic_shared_bytes}; }
 inline bool within(const Range &range, const void *p) {
     return reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(range.begin) < range.bytes;
 }

@@ -1,21 +1,30 @@
-// The running thread's record: its indices, valid in every function that the thread calls.
+// The running thread's record: the built-in variables and its rank, valid in every function that the thread calls.
 //
 // Each module has a separate record per operating system thread. It is written before each thread's turn and restored
-// after each meeting with other threads. Its address is never taken, so that the compiler knows that no pointer of the
-// kernel's leads to it: where the kernel's code is inlined, the record costs nothing.
+// after each meeting with other threads. Its address is never taken (CUDA allows no pointer or reference to a built-in
+// variable), so that the compiler knows that no pointer of the kernel's leads to it: where the kernel's code is inlined,
+// the record costs nothing.
 #pragma once
 #include "abi.h"
 #include "racecheck.h"
+#include "vector_types.h"
+
+// Ordinary variables, which a program's own declarations of these names hide. Not const, because they change;
+// mistakes.py refuses assignments.
+static __thread uint3 threadIdx, blockIdx;
+static __thread dim3 blockDim, gridDim;
 
 namespace hearth {
 
 struct Thread {
-    Index thread_idx, block_idx, block_dim, grid_dim;
     uint32_t rank;  // linear index within the block
     uint32_t met;   // 1 if it has met others; the loop that started it has then ended
 };
 
 static __thread Thread self;
+
+inline uint3 uint3_of(const Index &i) { return uint3{i.x, i.y, i.z}; }
+inline Index thread_index() { return Index{threadIdx.x, threadIdx.y, threadIdx.z}; }
 
 inline unsigned thread_rank() { return self.rank; }
 inline unsigned lane_id() { return self.rank % 32; }
@@ -23,9 +32,9 @@ inline unsigned lane_id() { return self.rank % 32; }
 // Around a meeting: other threads run until it returns.
 class Meeting {
 public:
-    Meeting() : index_(self.thread_idx), rank_(self.rank) {}
+    Meeting() : index_(threadIdx), rank_(self.rank) {}
     ~Meeting() {
-        self.thread_idx = index_;
+        threadIdx = index_;
         self.rank = rank_;
         self.met = 1;
         race_thread(rank_);
@@ -35,7 +44,7 @@ public:
     uint32_t rank() const { return rank_; }
 
 private:
-    const Index index_;
+    const uint3 index_;
     const uint32_t rank_;
 };
 
@@ -51,7 +60,7 @@ inline uint32_t warp_active(const void *site) {
     const Meeting meeting;
     return hearth_warp_active(meeting.rank(), site);
 }
-[[noreturn]] inline void trap(const char *what) { hearth_trap(what, self.thread_idx); }
+[[noreturn]] inline void trap(const char *what) { hearth_trap(what, thread_index()); }
 inline void grid_sync() {
     if (hearth_tls.grid == nullptr) trap("grid.sync() in a launch that is not cooperative");
     const Meeting meeting;

@@ -24,9 +24,9 @@ public:
     static unsigned thread_rank() { return hearth::thread_rank(); }
     static unsigned num_threads() { return details::block_size(); }
     static unsigned size() { return num_threads(); }
-    static dim3 thread_index() { return hearth::thread_idx(); }
-    static dim3 group_index() { return hearth::block_idx(); }
-    static dim3 dim_threads() { return hearth::block_dim(); }
+    static dim3 thread_index() { return threadIdx; }
+    static dim3 group_index() { return blockIdx; }
+    static dim3 dim_threads() { return blockDim; }
     static dim3 group_dim() { return dim_threads(); }
 };
 

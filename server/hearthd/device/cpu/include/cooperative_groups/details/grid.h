@@ -19,24 +19,24 @@ public:
     }
     void barrier_wait(arrival_token &&) const { hearth::grid_sync(); }
 
-    static unsigned long long num_blocks() { return linear(hearth::grid_dim()); }
+    static unsigned long long num_blocks() { return linear(gridDim); }
     static unsigned long long num_threads() { return num_blocks() * details::block_size(); }
     static unsigned long long size() { return num_threads(); }
     static unsigned long long block_rank() {
-        const dim3 block = hearth::block_idx(), grid = hearth::grid_dim();
+        const dim3 block = blockIdx, grid = gridDim;
         return block.x + grid.x * (block.y + static_cast<unsigned long long>(grid.y) * block.z);
     }
     static unsigned long long thread_rank() { return block_rank() * details::block_size() + hearth::thread_rank(); }
-    static dim3 dim_blocks() { return hearth::grid_dim(); }
+    static dim3 dim_blocks() { return gridDim; }
     static dim3 group_dim() { return dim_blocks(); }
-    static dim3 block_index() { return hearth::block_idx(); }
+    static dim3 block_index() { return blockIdx; }
     static dim3 dim_threads() {
-        const dim3 block = hearth::block_dim(), grid = hearth::grid_dim();
+        const dim3 block = blockDim, grid = gridDim;
         return dim3(grid.x * block.x, grid.y * block.y, grid.z * block.z);
     }
     static dim3 thread_index() {
-        const dim3 block = hearth::block_idx(), dim = hearth::block_dim();
-        const uint3 thread = hearth::thread_idx();
+        const dim3 block = blockIdx, dim = blockDim;
+        const uint3 thread = threadIdx;
         return dim3(block.x * dim.x + thread.x, block.y * dim.y + thread.y, block.z * dim.z + thread.z);
     }
 

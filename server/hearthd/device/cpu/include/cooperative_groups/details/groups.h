@@ -20,7 +20,7 @@ template <class T>
 using plain = std::remove_cv_t<std::remove_reference_t<T>>;
 
 inline unsigned block_size() {
-    const dim3 dim = hearth::block_dim();
+    const dim3 dim = blockDim;
     return dim.x * dim.y * dim.z;
 }
 

@@ -1,5 +1,6 @@
 // cub::BlockAdjacentDifference. An item without a neighbour within the tile, or beyond `valid_items`, is copied.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_neighbours.cuh>
 
 namespace cub {
@@ -70,3 +71,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::BlockDiscontinuity: flags items that differ, by an operator, from the previous or the next item.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_neighbours.cuh>
 
 namespace cub {
@@ -82,3 +83,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

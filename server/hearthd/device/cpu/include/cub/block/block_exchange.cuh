@@ -1,5 +1,6 @@
 // cub::BlockExchange.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_arrangement.cuh>
 
 namespace cub {
@@ -110,3 +111,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

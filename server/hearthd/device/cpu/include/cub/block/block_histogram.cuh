@@ -1,5 +1,6 @@
 // cub::BlockHistogram: items are numbers of bins.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -41,3 +42,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

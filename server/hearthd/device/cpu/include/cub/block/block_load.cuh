@@ -1,5 +1,6 @@
 // cub::BlockLoad. The transposing algorithms synchronise, as on a GPU, before the items can be used.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_arrangement.cuh>
 
 namespace cub {
@@ -47,3 +48,4 @@ private:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

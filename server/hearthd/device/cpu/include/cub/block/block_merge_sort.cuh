@@ -1,5 +1,6 @@
 // cub::BlockMergeSort.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_merge_sort.cuh>
 
 namespace cub {
@@ -29,3 +30,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::BlockRadixSort: stable, by the bits [begin_bit, end_bit) of keys in their bitwise order; -0.0 equals 0.0.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/block/block_scan.cuh>
 #include <cub/hearth_scratch.cuh>
 
@@ -117,3 +118,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

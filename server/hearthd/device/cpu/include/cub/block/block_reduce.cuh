@@ -1,5 +1,6 @@
 // cub::BlockReduce: thread 0 gets the result; the others keep their input.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/thread/thread_reduce.cuh>
 
 namespace cub {
@@ -47,3 +48,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::BlockScan. Aggregates leave the initial value out; without one, the first exclusive output is undefined.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/thread/thread_scan.cuh>
 
 namespace cub {
@@ -208,3 +209,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::BlockShuffle. An item whose source is outside the block is not changed.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_neighbours.cuh>
 
 namespace cub {
@@ -52,3 +53,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

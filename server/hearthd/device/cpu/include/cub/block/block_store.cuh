@@ -1,5 +1,6 @@
 // cub::BlockStore. The transposing algorithms synchronise, as on a GPU, before the first item is stored.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_arrangement.cuh>
 
 namespace cub {
@@ -42,3 +43,4 @@ private:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

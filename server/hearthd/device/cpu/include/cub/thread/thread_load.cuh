@@ -1,5 +1,6 @@
 // Loads with a cache hint, which has no meaning here.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -13,3 +14,4 @@ inline auto ThreadLoad(Iterator it) {
 }
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // Function objects for reductions and scans; includes those that later releases replaced by cuda::std's.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 #include <cuda/functional>
 
@@ -93,3 +94,4 @@ struct ReduceByKeyOp {
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

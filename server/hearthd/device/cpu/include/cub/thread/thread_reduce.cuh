@@ -1,5 +1,6 @@
 // Reductions over a thread's own array.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/thread/thread_operators.cuh>
 
 namespace cub {
@@ -23,3 +24,4 @@ using cub::ThreadReduce;
 }
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

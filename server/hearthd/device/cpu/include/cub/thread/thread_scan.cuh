@@ -1,5 +1,6 @@
 // Scans over a thread's own array.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/thread/thread_operators.cuh>
 
 namespace cub {
@@ -44,3 +45,4 @@ inline T ThreadScanInclusive(T (&input)[Length], T (&output)[Length], Op op) {
 
 }  // namespace internal
 }  // namespace cub
+#include "../../hearth/macros_end.h"

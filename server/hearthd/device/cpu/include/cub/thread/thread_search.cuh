@@ -1,5 +1,6 @@
 // Binary searches of one thread.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -46,3 +47,4 @@ inline void MergePathSearch(Offset diagonal, A a, B b, Offset a_count, Offset b_
 }
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // Stores with a cache hint, which has no meaning here.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -12,3 +13,4 @@ inline void ThreadStore(Iterator it, T value) {
 }
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::WarpExchange.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/util_type.cuh>
 
 namespace cub {
@@ -69,3 +70,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::WarpLoad: as BlockLoad, of the lanes of a logical warp.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_arrangement.cuh>
 
 namespace cub {
@@ -38,3 +39,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::WarpMergeSort.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_merge_sort.cuh>
 
 namespace cub {
@@ -34,3 +35,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

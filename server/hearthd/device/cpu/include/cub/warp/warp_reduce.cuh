@@ -1,5 +1,6 @@
 // cub::WarpReduce: lane 0 of the logical warp, or the head of a segment, gets the result; the others keep their input.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/thread/thread_operators.cuh>
 #include <cub/util_ptx.cuh>
 
@@ -81,3 +82,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

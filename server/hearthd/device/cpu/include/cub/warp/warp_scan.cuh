@@ -1,5 +1,6 @@
 // cub::WarpScan. Aggregates leave the initial value out.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/thread/thread_operators.cuh>
 #include <cub/util_ptx.cuh>
 
@@ -112,3 +113,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"

@@ -1,5 +1,6 @@
 // cub::WarpStore: as BlockStore, of the lanes of a logical warp.
 #pragma once
+#include "../../hearth/macros_begin.h"
 #include <cub/hearth_arrangement.cuh>
 
 namespace cub {
@@ -34,3 +35,4 @@ public:
 };
 
 }  // namespace cub
+#include "../../hearth/macros_end.h"
