@@ -20,6 +20,14 @@ def is_imported() -> builtins.bool:
     return sys.modules.get("numpy") is not None
 
 
+def is_masked(value: Any) -> builtins.bool:
+    """Returns True for a masked array with an element, or a field of an element, that is masked: it has no value."""
+    masked_arrays = sys.modules.get("numpy.ma")
+    if masked_arrays is None or not isinstance(value, masked_arrays.MaskedArray):
+        return False
+    return any(masked_arrays.getmaskarray(value).tobytes())
+
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

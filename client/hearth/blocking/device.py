@@ -500,14 +500,10 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
         """
         from hearth.arrays.many_reads import read_all
 
-        remaining = self._connection.opened(timeout, reports=True)
-        return read_all(self._connection, arrays, stream, out, remaining)
+        return read_all(self._connection, arrays, stream, out, self._connection.opened(timeout, reports=True))
 
     def memory_usage(self) -> MemoryUsage:
-        """Returns the memory that this session holds on the device, and the memory that is free.
-
-        Blocks until the device has answered.
-        """
+        """Returns the memory that this session holds on the device, and the free memory. Blocks for one request."""
         return request_usage(self._connection).wait()
 
     def memory_cleanup(self) -> None:

@@ -221,7 +221,7 @@ def parameter(index: int, arg: Any) -> Parameter:
 def _numpy_parameter(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Parameter:
     """Returns the encoding of a NumPy scalar or an array of one element."""
     passable = arg.size == 1 and arg.dtype.kind not in "OSU" and not (arg.shape and arg.nbytes == _ADDRESS_BYTES)
-    if not passable or is_masked(arg):
+    if not passable or np.is_masked(arg):
         raise _refused(index, arg)
     encoding = _scalar(arg.dtype)
     if isinstance(arg, np.generic) and not isinstance(arg, np.void):
@@ -232,14 +232,6 @@ def _numpy_parameter(index: int, arg: np.generic | np.ndarray[Any, Any]) -> Para
 
         nested = pointers.struct_of_numpy(f"argument {index}", arg).nested
     return Parameter("", encoding.size, encoding.alignment, nested=nested)
-
-
-def is_masked(arg: Any) -> bool:
-    """Returns True for a masked array with an element, or a field of an element, that is masked: it has no value."""
-    masked_arrays = sys.modules.get("numpy.ma")
-    if masked_arrays is None or not isinstance(arg, masked_arrays.MaskedArray):
-        return False
-    return any(masked_arrays.getmaskarray(arg).tobytes())
 
 
 def _nested(arg: ByValue) -> tuple[tuple[int, bool], ...]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from hearth import lazy_numpy as np
 from hearth.errors import LaunchError, LaunchTypeError
-from hearth.kernels.arguments import is_masked
 
 
 def unpassable(index: int, arg: Any) -> LaunchTypeError:
@@ -25,7 +24,7 @@ def unpassable(index: int, arg: Any) -> LaunchTypeError:
         fix = (
             "upload it with gpu.asarray(...) and pass the result; for a single value pass a scalar, e.g. np.float32(x)."
         )
-        if is_masked(arg):
+        if np.is_masked(arg):
             description = f"a masked array of shape {arg.shape} and dtype {arg.dtype}, with elements that have no value"
             fix = "replace them first: gpu.asarray(x.filled(value)), or x.filled(value).flat[0] for a single value."
         elif arg.size == 1 and arg.dtype.kind not in "OSU":
