@@ -213,7 +213,7 @@ class SessionTable:
         return [session for session in self if session.deadline <= now and not session.closing]
 
     async def expire(self, session: Session) -> list[int]:
-        """Ends a session that `expired` lists, as `close` does. The client is notified if the cause is the credential."""
+        """Ends a session that `expired` lists, as `close` does; notifies the client if its credential has expired."""
         cause = session.expiry_cause
         revoked = NEW_CREDENTIAL if cause is SessionEnd.CREDENTIAL else ""
         return await self.close(session, session.expiry_reason, revoked=revoked, cause=cause)
