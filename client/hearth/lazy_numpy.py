@@ -25,7 +25,7 @@ def is_masked(value: Any) -> builtins.bool:
     masked_arrays = sys.modules.get("numpy.ma")
     if masked_arrays is None or not isinstance(value, masked_arrays.MaskedArray):
         return False
-    return any(masked_arrays.getmaskarray(value).tobytes())
+    return builtins.any(masked_arrays.getmaskarray(value).tobytes())
 
 
 if not TYPE_CHECKING:
