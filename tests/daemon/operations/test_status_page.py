@@ -227,7 +227,7 @@ def test_hidden_tab_sends_no_requests(browser: Browser, watched: DaemonProcess) 
         wait_until(lambda: len(tab.requests) > before, "a request")
         press(tab, "Pause", ".state")
         tab.until("document.getElementById('live').textContent === 'paused'")
-        press(tab, "Go on", ".state")
+        press(tab, "Resume", ".state")
         tab.until("document.getElementById('live').textContent === 'live'")
 
 
