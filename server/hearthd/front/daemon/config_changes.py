@@ -26,7 +26,7 @@ from hearthd.front.daemon.reload_plan import ReloadPlan
 from hearthd.front.overload.manager import OverloadManager
 from hearthd.front.peers.targets import PeerTargets, auto_networks
 from hearthd.front.sessions.session import Session, SessionEnd
-from hearthd.front.sessions.session_table import NEW_CREDENTIAL, SessionTable
+from hearthd.front.sessions.session_table import SessionTable
 from hearthd.front.supervisor import backends
 from hearthd.front.supervisor.supervisor import IsolationPolicy, Supervisor
 from hearthd.front.tenancy.tenants import Caller, Directory
@@ -95,7 +95,7 @@ class ConfigChanges:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
                 cause = SessionEnd.CREDENTIAL
-                closings.append(self._sessions.close(session, str(revoked), revoked=NEW_CREDENTIAL, cause=cause))
+                closings.append(self._sessions.close(session, str(revoked), cause=cause))
             else:
                 closings += self._change_session(session, caller)
         tasks = [asyncio.create_task(close) for close in closings]

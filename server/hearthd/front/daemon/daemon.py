@@ -24,7 +24,6 @@ from hearthd.front.daemon.wiring import DaemonParts
 from hearthd.front.gpu.watch import GpuWatch
 from hearthd.front.overload.readings import own_memory
 from hearthd.front.sessions.session import SessionEnd
-from hearthd.front.sessions.session_table import NEW_CREDENTIAL
 from hearthd.front.supervisor.isolation import SERVING, STALLED
 from hearthd.front.supervisor.launcher import Launcher
 from hearthd.shared.device_spec import Backend
@@ -156,7 +155,7 @@ class Daemon:
                 for session in self.access.revoked_sessions():
                     self.sessions.audit.record("session_revoked", session, why="its certificate was revoked")
                     reason = "its certificate was revoked by its authority"
-                    start(self.sessions.close(session, reason, revoked=NEW_CREDENTIAL, cause=SessionEnd.CREDENTIAL))
+                    start(self.sessions.close(session, reason, cause=SessionEnd.CREDENTIAL))
                 if heap_trimming.is_due(len(self.sessions), own_memory(), time.monotonic()):
                     gc.collect()
                     await asyncio.to_thread(return_free_memory)

@@ -29,10 +29,8 @@ CLOSE_TIMEOUT = 5.0
 """Maximum time, in seconds, for a device process to free a session's memory. Afterwards the close is answered without
 waiting for the memory. This is less than the 10 s that clients wait for an answer, and more than the time after which
 an unshared process with endless work is ended."""
-NEW_CREDENTIAL = "Open a new session with a valid credential from the daemon's operator"
-"""Advice to a client whose session ended because its credential is no longer valid."""
 _REMEMBERED = 1024
-"""Number of remembered sessions that the daemon closed by itself, and whose clients may not know it."""
+"""Maximum number of ended sessions that are remembered, because their clients may not know that they have ended."""
 
 
 class SessionTable:
@@ -52,7 +50,8 @@ class SessionTable:
         self._on_close = on_close
         self._on_closed = on_closed
         self._sessions: dict[bytes, Session] = {}
-        self._revoked: dict[bytes, tuple[str, str, str]] = {}  # recently closed, oldest first
+        self._ended: dict[bytes, tuple[str, str, SessionEnd]] = {}
+        """Id, reason and cause of sessions that ended recently and were not closed by their clients, oldest first."""
         self._closing: set[asyncio.Task[list[int]]] = set()
         self.accounts = TenantAccounts()
         self.audit = Audit()
@@ -170,12 +169,12 @@ class SessionTable:
         key = _key(token)
         session = self._sessions.get(key)
         now = self._clock()
-        if session is None and key in self._revoked:
-            raise _session_ended(*self._revoked[key])
         if session is None or session.closing or session.deadline <= now:
             self.on_credential(None)
-            if session is not None and session.expiry_cause is SessionEnd.CREDENTIAL:
-                raise _session_ended(session.id, session.expiry_reason, NEW_CREDENTIAL)
+            if key in self._ended:
+                raise _session_ended(*self._ended[key])
+            if session is not None and not session.closing:
+                raise _session_ended(session.id, session.expiry_reason, session.expiry_cause)
             raise errors.session_expired()
         self.on_credential(session.caller)
         if session.process is not None and session.process.pid != calling_process.get():
@@ -213,10 +212,8 @@ class SessionTable:
         return [session for session in self if session.deadline <= now and not session.closing]
 
     async def expire(self, session: Session) -> list[int]:
-        """Ends a session that `expired` lists, as `close` does; notifies the client if its credential has expired."""
-        cause = session.expiry_cause
-        revoked = NEW_CREDENTIAL if cause is SessionEnd.CREDENTIAL else ""
-        return await self.close(session, session.expiry_reason, revoked=revoked, cause=cause)
+        """Ends a session that `expired` lists, as `close` does."""
+        return await self.close(session, session.expiry_reason, cause=session.expiry_cause)
 
     def renew(self, session: Session, caller: Caller) -> None:
         """Applies the caller's present state to the session: the same tenant, with other rights, quotas or dates."""
@@ -231,15 +228,14 @@ class SessionTable:
         session: Session,
         reason: str,
         time_limit: float = CLOSE_TIMEOUT,
-        revoked: str = "",
         *,
         cause: SessionEnd = SessionEnd.CLIENT,
     ) -> list[int]:
         """Ends a session and waits, at most `time_limit` seconds, until the devices have freed its memory.
 
         Returns the ordinals of the devices that have not freed it, because a kernel of the session still runs there.
-        `reason` is for people, `cause` for metrics. `revoked` is set if the daemon took the session from its client:
-        later calls of the client are refused with this advice. The close completes even if its caller stops waiting.
+        `reason` is for people, `cause` for metrics. Later calls of the client are refused with the reason, unless the
+        client has closed the session. The close completes even if its caller stops waiting.
         """
         if session.closing:
             return []
@@ -252,12 +248,11 @@ class SessionTable:
         if not self._sessions:
             self.emptied.set()
         self._on_close(session.id)
-        end_details = (session.id, reason, revoked or "Open a new session")
-        if revoked:
-            self._revoked[session.key] = end_details
-            if len(self._revoked) > _REMEMBERED:
-                del self._revoked[next(iter(self._revoked))]
-        refusal = _session_ended(*end_details)
+        refusal = _session_ended(session.id, reason, cause)
+        if cause is not SessionEnd.CLIENT:
+            self._ended[session.key] = session.id, reason, cause
+            if len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
         channels, session.channels = session.channels, {}
         session.ended.clear()  # no client resumes what is kept there
         closes = {asyncio.create_task(channel.close(refusal)): ordinal for ordinal, channel in channels.items()}
@@ -286,11 +281,12 @@ class SessionTable:
         await asyncio.gather(*(self.close(session, reason, time_limit, cause=SessionEnd.STOP) for session in self))
 
 
-def _session_ended(session: str, reason: str, fix: str) -> Refusal:
+def _session_ended(session: str, reason: str, cause: SessionEnd) -> Refusal:
+    credential = " with a valid credential from the daemon's operator" if cause is SessionEnd.CREDENTIAL else ""
     return Refusal(
         Reason.SESSION_EXPIRED,
         f"Session {session} has ended: {reason}.",
-        fix=f"{fix}; the resources of the old session were released.",
+        fix=f"Open a new session{credential}; the resources of the old session were released.",
     )
 
 

@@ -98,8 +98,27 @@ def test_client_is_told_that_its_credential_has_expired() -> None:
         assert messages[0] == messages[1]
         assert unused.expiry_reason == "its lease expired"
         await sessions.expire(unused)
-        with pytest.raises(Refusal, match="unknown or expired session"):
+        with pytest.raises(Refusal, match="has ended: its lease expired"):
             sessions.find(unused_token)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"),
+    [
+        (SessionEnd.OPERATOR, "has ended: tenant ops ended it"),
+        (SessionEnd.CLIENT, "unknown or expired session"),
+    ],
+)
+def test_later_calls_name_the_end_of_a_session_that_its_client_did_not_close(cause: SessionEnd, message: str) -> None:
+    async def scenario() -> None:
+        sessions = table(Clock())
+        session, token = sessions.open("me", "1")
+        await sessions.close(session, "tenant ops ended it", cause=cause)
+        with pytest.raises(Refusal, match=message) as ended:
+            sessions.find(token)
+        assert ended.value.reason == Reason.SESSION_EXPIRED
 
     run(scenario())
 
