@@ -337,21 +337,26 @@ class BaseStream(CupyNames):
     def wait_event(self, event: BaseEvent) -> None:
         """Makes later work of this stream wait, on the device, for the event's last record. Does not block.
 
+        As in CUDA, an event that was never recorded is done, so waiting for it has no effect.
+
         If the event was recorded on a stream that is being captured, this stream joins the capture: its work becomes
         part of the graph, after the event, until the capture ends. The stream on which the capture began must wait for
         an event after that work before the capture ends.
 
         Args:
-            event: A recorded event of the same device.
+            event: An event of the same device.
 
         Raises:
-            ArgumentError: The event was never recorded, or belongs to another device.
+            ArgumentError: The event belongs to another device.
             InvalidHandleError: The event was lost with its device process.
             LaunchError: The event was recorded in another capture or in one that has ended; or this stream is being
                 captured, and the event was recorded outside the capture.
         """
         check_event(event)
         attachment = self._connection.attachment()
+        event._check(self._connection)
+        if not event._was_recorded:
+            return
         if event._capture is not None:
             event._recorded_on(attachment, self._connection)
             event._capture.join(self, event)
@@ -482,9 +487,14 @@ class BaseEvent(CupyNames):
 
         return self._connection.request(command, attached, attachment)
 
+    @property
+    def _was_recorded(self) -> bool:
+        """False for an event that was never recorded, which is done as in CUDA; the daemon does not know it."""
+        return self._attachment is not None
+
     def _recorded_on(self, attachment: Attachment, connection: Connection) -> int:
         self._check(connection)
-        if self._attachment is None:
+        if not self._was_recorded:
             raise ArgumentError(
                 "the event has not been recorded.",
                 fix="record it first: stream.record(event).",
@@ -515,6 +525,8 @@ class BaseEvent(CupyNames):
     def add_done_callback(self, fn: Callable[[Self], object]) -> None:
         """Has ``fn(event)`` called when the work before the last record is done. Does not block.
 
+        An event that was never recorded is done.
+
         With `hearth`, a thread of the client calls it, one function of a device after another, and an exception is
         logged, as by `concurrent.futures.Future.add_done_callback`. With `hearth.aio`, the event loop calls it, as by
         `asyncio.Future.add_done_callback`, and an exception goes to the loop's exception handler.
@@ -526,7 +538,6 @@ class BaseEvent(CupyNames):
             fn: The function, which may use the device.
 
         Raises:
-            ArgumentError: The event was never recorded.
             InvalidHandleError: The event was lost with its connection or device process.
         """
         self._call_when_done(partial(fn, self))
@@ -540,6 +551,12 @@ class BaseEvent(CupyNames):
 
     def _request_query(self, wait: bool) -> PendingResult[bool]:
         attachment = self._connection.attachment()
+        if not self._was_recorded:
+            from hearth.session.reply import PendingResult, Reply
+
+            reply = Reply(attachment.waiters)
+            reply.set_result(DONE)
+            return PendingResult(reply, lambda _result: True)
         command = commands_pb2.Command()
         command.query_event.event = self._recorded_on(attachment, self._connection)
         command.query_event.wait = wait

@@ -1,18 +1,20 @@
 """Errors of names that CuPy has and Hearth does not: each says what to use instead.
 
 A program that was written for CuPy, with ``cp = node.device(0)``, gets such an error at its first name that must be
-changed: ``cp.cuda.Stream()``, ``stream.ptr``. The page ``docs/coming-from-cupy.md`` has the same names and texts.
+changed: ``cp.cuda.Stream()``, ``stream.ptr``, ``cp.sum``. The page ``docs/coming-from-cupy.md`` has the same
+names and texts.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from hearth.errors import UnsupportedAttributeError
 
 _TABLE = """
-ElementwiseKernel ReductionKernel fuse
+ElementwiseKernel ReductionKernel fuse vectorize
     write a raw kernel: gpu.RawKernel(code, name)
 RawKernel.kernel RawModule.module
     use the object itself: a client has no handle of the driver
@@ -191,8 +193,30 @@ cuda.runtime.streamCaptureModeThreadLocal cuda.runtime.streamCaptureModeRelaxed 
 cuda.runtime.streamCaptureStatusActive cuda.runtime.streamCaptureStatusInvalidated cuda.runtime.memoryTypeUnregistered
 cuda.runtime.memoryTypeHost cuda.runtime.memoryTypeDevice cuda.runtime.memoryTypeManaged
     leave it out: no call takes such a number
+asnumpy
+    use x.get()
+moveaxis
+    use x.moveaxis(0, -1)
+ndarray
+    use hearth.DeviceArray
+ndarray.data
+    pass the array itself to a kernel, and x.ipc() to a library on the same GPU: a client has no addresses
+get_array_module
+    leave it out: there are no array functions
+get_default_memory_pool
+    use gpu.memory_cleanup() and gpu.memory_usage()
+get_default_pinned_memory_pool
+    use hearth.empty_pinned(shape, dtype)
+cuda.Device
+    use node.device(i), node.gpu, or hearth.device(), of a session that the first call opens
 """
-"""Names, which begin with ``cuda.`` or with CuPy's class, in groups that end with what to use instead."""
+"""Names of CuPy's main module, of `cuda` and of its classes, in groups that end with what to use instead."""
+
+
+_ARRAY_FUNCTIONS = (
+    "use NumPy on the host, with x.get() and gpu.asarray(a), or write a kernel: gpu.RawKernel(code, name)"
+)
+"""What to use instead of functions and modules that CuPy has from NumPy."""
 
 
 @cache
@@ -218,11 +242,26 @@ def refusal(name: str) -> UnsupportedAttributeError:
     Returns:
         The error, an `AttributeError`.
     """
+    return _missing(name, fixes().get(name, "see docs/coming-from-cupy.md"))
+
+
+def _missing(name: str, fix: str, library: str = "CuPy") -> UnsupportedAttributeError:
     return UnsupportedAttributeError(
-        f"Hearth has no {name}, which CuPy has.",
-        fix=f"{fixes().get(name, 'see docs/coming-from-cupy.md')}.",
-        details={"name": name},
+        f"Hearth has no {name}, which {library} has.", fix=f"{fix}.", details={"name": name}
     )
+
+
+def _check_not_numpys(name: str) -> None:
+    """Raises `UnsupportedAttributeError` for a public name of NumPy, most of which CuPy has in its main module."""
+    if name.startswith("_"):
+        return
+    import numpy
+
+    if name not in dir(numpy):
+        return
+    value = getattr(numpy, name)
+    array_function = isinstance(value, ModuleType) or (callable(value) and not isinstance(value, type))
+    raise _missing(name, _ARRAY_FUNCTIONS if array_function else f"use np.{name}", "NumPy")
 
 
 class CupyNamespace:
@@ -260,4 +299,6 @@ class CupyNames:
                 raise refusal(full_name)
             if full_name == "cuda":
                 return CupyNamespace(full_name)
+            if not self._cupy:
+                _check_not_numpys(name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

@@ -129,7 +129,7 @@ class Event(BaseEvent):
     _connection: LoopConnection
 
     async def done(self) -> bool:
-        """Returns True if the work before the record is done.
+        """Returns True if the work before the record is done, or the event was never recorded.
 
         Raises `LaunchError` if the event was recorded in a capture, which continues.
         """
@@ -137,13 +137,12 @@ class Event(BaseEvent):
 
     @telemetry.traced("hearth.event.synchronize")
     async def synchronize(self, timeout: float | None = None) -> None:
-        """Returns when the work before the record is done.
+        """Returns when the work before the record is done, or immediately if the event was never recorded.
 
         Args:
             timeout: Seconds to wait at most; None: no limit.
 
         Raises:
-            ArgumentError: The event was never recorded.
             InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """

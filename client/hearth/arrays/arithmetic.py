@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from hearth import cupy_names
 from hearth.errors import DtypeError, UnsupportedTypeError
 
 T = TypeVar("T")
@@ -112,6 +113,9 @@ def missing(array: object, name: str) -> AttributeError:
         array: The array.
         name: Name of the attribute.
     """
+    cupys_name = f"ndarray.{name}"
+    if cupys_name in cupy_names.fixes():
+        return cupy_names.refusal(cupys_name)
     advice = ""
     if name in _INTERFACES:
         advice = "; use x.ipc(), which supports it on the daemon's host, or DLPack (from_dlpack(x))"

@@ -127,21 +127,21 @@ class Event(BaseEvent):
 
     @property
     def done(self) -> bool:
-        """True if the work before the record is done. Blocks for one request to the device.
+        """True if the work before the record is done, or the event was never recorded.
 
-        Raises `LaunchError` if the event was recorded in a capture, which continues.
+        Blocks for one request to the device. Raises `LaunchError` if the event was recorded in a capture, which
+        continues.
         """
         return self._request_query(False).wait()
 
     @telemetry.traced("hearth.event.synchronize")
     def synchronize(self, timeout: float | None = None) -> None:
-        """Blocks until the work before the record is done.
+        """Blocks until the work before the record is done; returns immediately if the event was never recorded.
 
         Args:
             timeout: Seconds to wait at most; None: no limit.
 
         Raises:
-            ArgumentError: The event was never recorded.
             InvalidHandleError: The event was lost with its connection or device process.
             TimeoutError: The work is not done in time; it continues.
         """

@@ -61,8 +61,12 @@ def test_modules_and_streams(daemon: DaemonProcess) -> None:
             assert (await kernel.attributes())["max_threads_per_block"] == await kernel.max_threads_per_block() > 0
             assert len(await kernel.parameters()) == 2 and (await kernel.occupancy(256)).blocks_per_multiprocessor > 0
             x = gpu.zeros(256, np.int32)
+            never_recorded = gpu.event()  # done
+            await never_recorded.synchronize()
+            assert await never_recorded.done()
             with gpu.stream() as stream:
                 assert gpu.current_stream is stream
+                stream.wait_event(never_recorded)
                 start = stream.record()
                 kernel((1,), (256,), (x, np.int32(256)))
                 await asyncio.sleep(0)

@@ -83,6 +83,9 @@ def test_callbacks_are_called_by_the_event_loop(daemon: DaemonProcess, way: str)
 
             gate, loop = await Gate(gpu).made(), asyncio.get_running_loop()
             gate.hold()
+            never_recorded = gpu.event()  # done
+            never_recorded.add_done_callback(call)
+            assert await called.get() == (never_recorded, loop)
             event = gpu.default_stream.record()
             event.add_done_callback(call)
             gpu.default_stream.launch_host_func(call, "function")
