@@ -157,8 +157,8 @@ def _backend(config: Config) -> Iterator[LintAdvice]:
     if backend == "cpu" and any(exposed(getattr(config.listen, name)) for name in ("grpc", "http", "lanes")):
         yield LintAdvice(
             "devices.cpu_on_network",
-            "the CPU backend runs native code of clients on other hosts, which can do everything that the daemon's "
-            "user can",
+            "clients on other hosts run native code on this host, in processes of the daemon's user; only what this "
+            f"kernel offers confines it ({support()})",
         )
     if backend == "cpu" and config.tenants and config.devices.cpu_tenants == "trusted":
         yield LintAdvice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import time
 from typing import Any
 
 from hearthd.cli.failure import USAGE_ERROR, fail
@@ -35,11 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
     token = tokens.make()
     entry = {"hash": f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"}
     entry |= {"name": arguments.name} if arguments.name else {}
-    entry |= {"expires": arguments.expires} if arguments.expires else {}
+    entry |= {"expires": arguments.expires} if arguments.expires is not None else {}
     try:
-        TokenSettings.model_validate(entry)
+        settings = TokenSettings.model_validate(entry)
     except ValidationError as error:
         fail(error.errors()[0]["msg"].removeprefix("Value error, "), USAGE_ERROR)
+    if settings.credential().expires <= time.time():
+        fail(
+            f"--expires {arguments.expires} is in the past (in UTC), so no client could use the token; give the last "
+            "day on which it is valid, today or later, or omit --expires for a token that does not expire",
+            USAGE_ERROR,
+        )
     print("# The token, for the client (HEARTH_TOKEN); it is shown only once and is not stored:")
     print(token)
     print("# Its entry in the `tokens` of a tenant, for the daemon's configuration:")

@@ -98,3 +98,13 @@ def test_every_reason_is_explained() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \|", page, re.MULTILINE)
     assert dict(rows) == {reason.value: reason.code.name for reason in Reason}
     assert len(rows) == len(Reason)
+
+
+def test_messages_of_a_failed_start_are_quoted_as_the_daemon_prints_them() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    section = page.partition("## When it does not start\n")[2].partition("\n## ")[0]
+    quoted = re.findall(r"\*([^*]+)\*", re.sub(r"`[^`]*`", "", " ".join(section.split())))
+    code = "".join(path.read_text() for path in (ROOT / "server" / "hearthd").rglob("*.py"))
+    literals = re.sub(r'"\s*\n\s*f?"', "", code)  # texts that continue on the next line
+    missing = [text for text in quoted if not re.search(r"[^\n]*".join(map(re.escape, text.split("..."))), literals)]
+    assert not missing and len(quoted) == 5

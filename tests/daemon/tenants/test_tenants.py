@@ -360,6 +360,17 @@ def test_tokens_are_generated_and_stored_as_hashes(start_daemon: StartDaemon) ->
     assert wrong.returncode == 2 and "2027-06-30" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
+@pytest.mark.parametrize(("expires", "told"), [("2020-01-01", "is in the past"), ("", "is not a date")])
+def test_expiry_in_the_past_and_empty_expiry_are_refused(expires: str, told: str) -> None:
+    done = hearthd("token", "--expires", expires)
+    assert done.returncode == 2 and not done.stdout and told in done.stderr, done.stderr
+
+
+def test_token_that_expires_today_is_valid() -> None:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    assert hearthd("token", "--expires", today).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("table", "told"),
     [

@@ -73,7 +73,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--iterations", type=_count, default=1, metavar="N", help="number of launches, one after the other"
     )
-    parser.add_argument("--mode", choices=_MODES, default="checked", help="validate: report writes out of bounds")
+    parser.add_argument(
+        "--mode",
+        choices=_MODES,
+        default="checked",
+        help="validate: report writes out of bounds, and on the CPU backend reads too",
+    )
     parser.add_argument("--timed", action="store_true", help="measure the time on the device")
     parser.add_argument(
         "--launch-timeout", type=connect_options.seconds, metavar="SECONDS",
@@ -135,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             report = run_kernel.launch(arguments, node, device, kernel, specs, values)
         except DeviceLostError as error:
-            error.fix = "find writes out of bounds with --mode validate; allow more time with --launch-timeout."
+            error.fix = "find accesses out of bounds with --mode validate; allow more time with --launch-timeout."
             raise
         report.printed = "".join(printed)
     return _finish(arguments, report)

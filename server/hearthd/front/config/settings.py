@@ -28,14 +28,15 @@ class ListenSettings(Section):
     http: ListenAddress = "127.0.0.1:7422"
     """HTTP: `/healthz`, `/readyz`, `/metrics`, `/status` and the status page."""
     http_unix: AbsolutePath = ""
-    """HTTP on a Unix socket, for users of this host: an absolute path; "auto": `hearth-http.sock` in the directory
-    of `unix`.
+    """HTTP on a Unix socket, for users of this host: an absolute path; "auto": the path of `unix` with `-http`
+    before its suffix (`/x/t-http.sock` for `/x/t.sock`).
     """
     lanes: ListenAddress = "127.0.0.1:7423"
     """TCP port for bulk data in stripes, directly to the device process."""
     unix: AbsolutePath = "auto"
     """gRPC on a Unix socket: an absolute path; "auto": `/run/hearth/hearth.sock` if that directory is writable,
-    otherwise a path below `$XDG_RUNTIME_DIR` or `~/.cache`.
+    otherwise a path below `$XDG_RUNTIME_DIR` or `~/.cache`. Beside `/x/t.sock` are `/x/t.sock.call`, for calls without
+    gRPC, `/x/t.sock.lane` (`lanes.path`), and `/x/t-identity.sock` if tenants have `users` or `groups`.
     """
     unix_access: Literal["auto", "owner", "all"] = "auto"
     """Users who may connect to `unix` and `http_unix`: "owner", the daemon's user; "all"; "auto": all if tenants have
@@ -82,7 +83,12 @@ class DeviceSettings(Section):
     linger: Seconds = Field(default=500e-6, ge=0)
     """Time for which a device process polls for the next request, after each request, before it sleeps; 0: none."""
     max_restarts: int = Field(default=5, ge=0)
-    """Maximum number of lost processes of a device within `restart_window`; after more, it is out of service."""
+    """Maximum number of losses of a device process within `restart_window`; after more, the sessions that it served
+    have no process on that device until an operator restarts the device. Counted separately for the shared process,
+    that of each tenant, and dedicated ones. Losses caused by one session count once, except in its dedicated process.
+    If no process of the device serves, failed starts of all its processes count together, and the device is out of
+    service.
+    """
     restart_window: Seconds = Field(default=60.0, gt=0)
     """Period over which `max_restarts` and `max_faults` count."""
     max_faults: int = Field(default=5, ge=0)
@@ -435,10 +441,11 @@ class Config(Section):
 def refuse_cpu_exposed(config: Config, name: str, address: str) -> None:
     """Raises `ValueError` if the CPU backend would be exposed to other hosts and that is not explicitly allowed.
 
-    Its kernels are native code that can do everything the daemon can.
+    Its kernels are native code in processes of the daemon's user, confined as far as the Linux kernel allows.
     """
     if not config.devices.cpu_on_network:
         raise ValueError(
-            f"listen.{name} = {address!r} would serve the CPU backend to other hosts: its kernels are native code that "
-            "can do anything the daemon's user can; listen on 127.0.0.1, or set devices.cpu_on_network = true"
+            f"listen.{name} = {address!r} would serve the CPU backend to other hosts: its kernels are native code in "
+            "processes of the daemon's user, confined only as far as the Linux kernel offers Landlock and seccomp; "
+            "listen on 127.0.0.1, or set devices.cpu_on_network = true"
         )

@@ -85,7 +85,7 @@ def test_the_defaults_are_warned_of_for_being_open_to_every_login() -> None:
         (OPEN,
          "collectives.listen", "only this node"),
         (OPEN,
-         "devices.cpu_on_network", "native code"),
+         "devices.cpu_on_network", "only what this kernel offers confines it ("),
         ({"insecure": True, "collectives": {"listen": "0.0.0.0:7424"}}, "collectives.advertise", "look up"),
         ({"listen": {"grpc": "", "unix": ""}}, "listen", "no client"),
         ({"devices": {**CPU, "visible": [99]}}, "devices", "would not start"),

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearthd.front.addresses import Address, default_unix_path, parse_address
+from hearth_proto.calls import socket_path
+from hearthd.front.addresses import Address, default_unix_path, identity_path, parse_address
 from hearthd.front.config.loader import Config, ConfigError, check_exposure, load, settings
 from hearthd.front.config.section import parse_bytes, parse_seconds
 from hearthd.front.gpu.nvml import cuda_count
@@ -43,6 +44,14 @@ def test_defaults_are_those_of_the_shipped_file() -> None:
     named = {(section, key) for section, keys in _sections(tomllib.loads(shipped.read_text())) for key in keys}
     there_are = {(section, key) for section, keys in _sections(load(environ={})[0].model_dump()) for key in keys}
     assert there_are - named == {("", "tenants")} and not named - there_are
+
+
+def test_documented_names_of_the_unix_sockets_are_those_of_the_daemon() -> None:
+    config = Config.model_validate({"listen": {"unix": "/x/t.sock", "http_unix": "auto"}})
+    derived = {config.http_path, config.lane_path, socket_path(config.unix_path), identity_path(config.unix_path)}
+    for page in ("deploy/hearth.toml", "docs/operations.md", "server/hearthd/front/config/settings.py"):
+        named = set(re.findall(r"/x/t[\w.-]*\w", (ROOT / page).read_text()))
+        assert named == derived | {config.unix_path}, page
 
 
 def _sections(settings: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
