@@ -115,7 +115,7 @@ class BaseGroup(Generic[D, A]):
             ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
-        sources = self._operands.arrays(arrays, written=outs is None)
+        sources = self._operands.arrays(arrays, written=range(len(self)) if outs is None else ())
         reducer, size = self._reduction(op, sources, sources[0].size)
         targets = sources if outs is None else self._operands.outs(outs, sources[0].shape, sources[0])
         kind = commands_pb2.COLLECTIVE_KIND_ALL_REDUCE
@@ -169,9 +169,10 @@ class BaseGroup(Generic[D, A]):
 
         Args:
             arrays: One array for each device, overwritten with the root's array unless `outs` is given; or the root's
-                array alone.
+                array alone. The root's array is only read, so it may be published or attached.
             root: Rank whose array is copied.
-            outs: Arrays for the copies; None: `arrays`, or new ones if only the root's array is given.
+            outs: Arrays for the copies; None: `arrays`, or the root's array and new ones on the other devices if only
+                the root's array is given.
             timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
@@ -185,7 +186,8 @@ class BaseGroup(Generic[D, A]):
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
         if isinstance(arrays, Sequence):
-            sources = self._operands.arrays(arrays, written=outs is None)
+            written = set(range(len(self))) - {root} if outs is None else ()
+            sources = self._operands.arrays(arrays, written=written)
             source = sources[root]
             targets = sources if outs is None else self._operands.outs(outs, source.shape, source)
         else:

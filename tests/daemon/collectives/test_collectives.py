@@ -154,3 +154,22 @@ def test_a_type_that_cannot_be_reduced_is_named(pair: list[hearth.Device]) -> No
     assert "x.view(np.uint8)" in caught.value.fix
     for device in pair:
         device.synchronize()
+
+
+def test_published_and_attached_arrays_are_broadcast(pair: list[hearth.Device], daemon: DaemonProcess) -> None:
+    """The root's array is only read, alone and in a list, by its publisher and by a session that has attached it."""
+    with daemon.connect() as publisher:
+        devices = [publisher.device(gpu.ordinal) for gpu in pair]
+        host = np.arange(70_001.0)
+        own = devices[1].asarray(host)
+        own.publish("broadcast")
+        for x, gpus in ((own, devices), (pair[1].attach("broadcast"), pair)):
+            group = hearth.Group(gpus)
+            listed = gpus[0].zeros_like(x)
+            alone = group.broadcast(x, root=1)
+            assert alone[1] is x
+            assert group.broadcast([listed, x], root=1) == [listed, x]
+            for array in (*alone, listed):
+                np.testing.assert_array_equal(array.get(), host)
+        with pytest.raises(hearth.ArgumentError, match="read-only"):
+            group.broadcast([listed, x], root=0)
