@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from hearth import base_stream as streams
 from hearth.arrays.base_array import BaseArray
@@ -46,8 +46,10 @@ class BaseGroup(Generic[D, A]):
     `hearth.Group` documents the rules of all operations: order, errors, and `arrays`, `outs` and `timeout`.
     """
 
+    _device_class: ClassVar[type[BaseDevice[Any, Any]]]
+
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
-        self.devices: list[D] = check_devices(devices)
+        self.devices: list[D] = check_devices(devices, self._device_class)
         self._operands: Operands[A] = Operands(self.devices)
         timeouts.nanoseconds(timeout)
         self._timeout = TIMEOUT_S if timeout is None else timeout
@@ -490,6 +492,11 @@ class BaseGroup(Generic[D, A]):
 
     def _devices_of(self, ranks: Iterable[int]) -> list[D]:
         self._check_open()
+        if not isinstance(ranks, Iterable):
+            raise ArgumentError(
+                f"ranks is {ranks!r}; a subgroup requires a list of ranks.",
+                fix="pass a list of indices into group.devices, e.g. [0, 1].",
+            )
         return [self.devices[check_rank("rank", rank, len(self))] for rank in ranks]
 
     def _flight_records(self) -> list[FlightRecord]:
