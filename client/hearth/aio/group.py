@@ -11,7 +11,8 @@ from hearth.aio.awaited import AsyncWith
 from hearth.aio.device import Device
 from hearth.collectives.base_group import BaseGroup
 from hearth.collectives.group_members import named_ranks, remaining
-from hearth.errors import ArgumentError, DtypeError
+from hearth.collectives.operands import check_rank
+from hearth.errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -35,25 +36,18 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
 
     Raises:
         ArgumentError: There are no devices, a device is named twice, or `timeout` is not above 0.
-        DtypeError: A member is no device of `hearth.aio`.
+        DtypeError: `devices` is no list, or a member is no device of `hearth.aio`.
         HearthError: When awaited, an error that `hearth.Group` raises.
     """
 
+    _device_class = Device
+
     def __init__(self, devices: Sequence[Device], *, timeout: float | None = None) -> None:
-        devices = list(devices)
-        for device in devices:
-            if not isinstance(device, Device):
-                raise DtypeError(
-                    f"{device!r} is not a device of hearth.aio.",
-                    fix="pass devices of nodes from hearth.aio.connect; use hearth.Group for devices of "
-                    "hearth.connect.",
-                )
         self._unformed = False
-        if devices:
-            self._home = devices[0]._connection.home
-            for device in devices:
-                device._connection.home.check()
         super().__init__(devices, timeout=timeout)
+        self._home = self.devices[0]._connection.home
+        for device in self.devices:
+            device._connection.home.check()
 
     def _form_all(self) -> None:
         self._unformed = True
@@ -80,10 +74,11 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             peer: The other rank.
 
         Raises:
-            ArgumentError: The group has not been formed.
+            ArgumentError: `rank` or `peer` is no rank of the group, or the group has not been formed.
             ClosedError: The group is closed.
         """
         self._check_open()
+        rank, peer = check_rank("rank", rank, len(self)), check_rank("peer", peer, len(self))
         if not self._formations.paired(rank, peer):
             await self._home.call(partial(super()._pair, rank, peer))
 
@@ -97,7 +92,7 @@ class Group(AsyncWith, BaseGroup[Device, DeviceArray]):
             The new group; this group remains usable.
 
         Raises:
-            ArgumentError: A rank is not in this group, or is named twice.
+            ArgumentError: `ranks` is no list, or a rank is not in this group or named twice.
             ClosedError: The group is closed.
         """
         return await Group(self._devices_of(ranks), timeout=self._timeout)

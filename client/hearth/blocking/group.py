@@ -47,11 +47,13 @@ class Group(BaseGroup[Device, DeviceArray]):
 
     Raises:
         ArgumentError: There are no devices, a device is named twice, or `timeout` is not above 0.
-        DtypeError: A member is no device.
+        DtypeError: `devices` is no list, or a member is no device of `hearth`.
         TimeoutError: The group is not formed in time.
         HearthError: A daemon refuses to form the group, as an `AuthenticationError`, `ConnectError` or
             `CommunicatorError`; ``details["node"]`` names the daemon.
     """
+
+    _device_class = Device
 
     def subgroup(self, ranks: Iterable[int]) -> Group:
         """Makes a group of some of the devices. Blocks until the group is formed, if it is over several sessions.
@@ -63,7 +65,7 @@ class Group(BaseGroup[Device, DeviceArray]):
             The new group; this group remains usable.
 
         Raises:
-            ArgumentError: A rank is not in this group, or is named twice.
+            ArgumentError: `ranks` is no list, or a rank is not in this group or named twice.
             ClosedError: The group is closed.
         """
         return Group(self._devices_of(ranks), timeout=self._timeout)

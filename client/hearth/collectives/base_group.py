@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from hearth import base_stream as streams
 from hearth.arrays.base_array import BaseArray
@@ -46,8 +46,10 @@ class BaseGroup(Generic[D, A]):
     `hearth.Group` documents the rules of all operations: order, errors, and `arrays`, `outs` and `timeout`.
     """
 
+    _device_class: ClassVar[type[BaseDevice[Any, Any]]]
+
     def __init__(self, devices: Sequence[D], *, timeout: float | None = None) -> None:
-        self.devices: list[D] = check_devices(devices)
+        self.devices: list[D] = check_devices(devices, self._device_class)
         self._operands: Operands[A] = Operands(self.devices)
         timeouts.nanoseconds(timeout)
         self._timeout = TIMEOUT_S if timeout is None else timeout
@@ -115,7 +117,7 @@ class BaseGroup(Generic[D, A]):
             ClosedError: The group is closed.
         """
         timeout_ns = self._begin(timeout)
-        sources = self._operands.arrays(arrays, written=outs is None)
+        sources = self._operands.arrays(arrays, written=range(len(self)) if outs is None else ())
         reducer, size = self._reduction(op, sources, sources[0].size)
         targets = sources if outs is None else self._operands.outs(outs, sources[0].shape, sources[0])
         kind = commands_pb2.COLLECTIVE_KIND_ALL_REDUCE
@@ -169,9 +171,10 @@ class BaseGroup(Generic[D, A]):
 
         Args:
             arrays: One array for each device, overwritten with the root's array unless `outs` is given; or the root's
-                array alone.
+                array alone. The root's array is only read, so it may be published or attached.
             root: Rank whose array is copied.
-            outs: Arrays for the copies; None: `arrays`, or new ones if only the root's array is given.
+            outs: Arrays for the copies; None: `arrays`, or the root's array and new ones on the other devices if only
+                the root's array is given.
             timeout: Seconds until all ranks have arrived and finished; None: the daemon's default.
 
         Returns:
@@ -185,7 +188,8 @@ class BaseGroup(Generic[D, A]):
         timeout_ns = self._begin(timeout)
         root = check_rank("root", root, len(self.devices))
         if isinstance(arrays, Sequence):
-            sources = self._operands.arrays(arrays, written=outs is None)
+            written = set(range(len(self))) - {root} if outs is None else ()
+            sources = self._operands.arrays(arrays, written=written)
             source = sources[root]
             targets = sources if outs is None else self._operands.outs(outs, source.shape, source)
         else:
@@ -488,6 +492,11 @@ class BaseGroup(Generic[D, A]):
 
     def _devices_of(self, ranks: Iterable[int]) -> list[D]:
         self._check_open()
+        if not isinstance(ranks, Iterable):
+            raise ArgumentError(
+                f"ranks is {ranks!r}; a subgroup requires a list of ranks.",
+                fix="pass a list of indices into group.devices, e.g. [0, 1].",
+            )
         return [self.devices[check_rank("rank", rank, len(self))] for rank in ranks]
 
     def _flight_records(self) -> list[FlightRecord]:

@@ -15,19 +15,25 @@ D = TypeVar("D", bound=BaseDevice[Any, Any])
 Member = int | BaseDevice[Any, Any] | BaseNode[Any]
 
 
-def check_devices(devices: Sequence[D]) -> list[D]:
+def check_devices(devices: Iterable[D], device_class: type[BaseDevice[Any, Any]]) -> list[D]:
     """Checks the devices of a new group.
 
     Args:
         devices: The devices in rank order.
+        device_class: The class of the group's devices, of `hearth` or of `hearth.aio`.
 
     Returns:
         The devices as a list.
 
     Raises:
         ArgumentError: There are no devices, or a device is named twice.
-        DtypeError: A member is no device.
+        DtypeError: `devices` is no list, or a member is no device of this class.
     """
+    if not isinstance(devices, Iterable):
+        raise DtypeError(
+            f"devices is {devices!r}; a group requires a list of devices.",
+            fix="pass a list, e.g. Group(node.devices) or Group([gpu]).",
+        )
     devices = list(devices)
     if not devices:
         raise ArgumentError(
@@ -35,10 +41,12 @@ def check_devices(devices: Sequence[D]) -> list[D]:
             fix="pass devices, e.g. Group(node.devices).",
         )
     for member in devices:
-        if not isinstance(member, BaseDevice):
+        if not isinstance(member, device_class):
+            client = "hearth.aio" if device_class.__module__.startswith("hearth.aio.") else "hearth"
             raise DtypeError(
-                f"{member!r} is not a device.",
-                fix="pass devices, e.g. Group([a.device(0), b.device(0)]).",
+                f"{member!r} is not a device of a node from {client}.connect.",
+                fix="pass devices, e.g. Group([a.device(0), b.device(0)]): hearth.Group takes devices of nodes from "
+                "hearth.connect, hearth.aio.Group those from hearth.aio.connect.",
             )
     if len({device._connection for device in devices}) != len(devices):
         raise ArgumentError(
@@ -53,7 +61,7 @@ def named_ranks(devices: Sequence[D], without: Iterable[Member] | Member) -> set
 
     Args:
         devices: The devices of the group.
-        without: Ranks, devices or whole nodes.
+        without: Ranks, devices or whole nodes, or one of them.
 
     Returns:
         The ranks.
@@ -62,7 +70,7 @@ def named_ranks(devices: Sequence[D], without: Iterable[Member] | Member) -> set
         ArgumentError: A named member is not in the group.
     """
     named: set[int] = set()
-    for member in [without] if isinstance(without, int | BaseDevice | BaseNode) else without:
+    for member in without if isinstance(without, Iterable) else [without]:
         if isinstance(member, BaseNode):
             session = member._session
             ranks = {rank for rank, device in enumerate(devices) if device._node._session is session}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -26,12 +26,12 @@ class Operands(Generic[A]):
     def __init__(self, devices: Sequence[BaseDevice[A, Any]]) -> None:
         self._devices = devices
 
-    def arrays(self, arrays: Sequence[A], *, written: bool = False) -> list[A]:
+    def arrays(self, arrays: Sequence[A], *, written: Collection[int] = ()) -> list[A]:
         """Checks one array for each rank, all of one shape and dtype.
 
         Args:
             arrays: The arrays in rank order.
-            written: The operation writes to them.
+            written: Ranks to whose arrays the operation writes.
 
         Returns:
             The arrays.
@@ -41,10 +41,9 @@ class Operands(Generic[A]):
             DtypeError: An argument is no device array.
         """
         entries = self._list("arrays", arrays)
-        check = check_out if written else check_array
         checked: list[A] = []
         for rank, array in enumerate(entries):
-            name = f"arrays[{rank}]"
+            name, check = f"arrays[{rank}]", check_out if rank in written else check_array
             checked.append(self._check_on_rank(name, check(name, array), rank))
             check_like(name, checked[rank], checked[0].shape, checked[0].dtype, "rank 0 has")
         return checked

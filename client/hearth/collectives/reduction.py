@@ -39,8 +39,9 @@ def premul_sum(factor: float | Sequence[float]) -> PremulSum:
     dtype. Pass it as `op` of `Group.all_reduce`, `Group.reduce` or `Group.reduce_scatter`, of `hearth` or `hearth.aio`.
 
     Args:
-        factor: The factor, a real number that the arrays' dtype can represent; or one for each rank, in the group's
-            order.
+        factor: The factor, a real number that the arrays' dtype can represent, exactly if they are integers; or one
+            for each rank, in the group's order. The operation raises `ArgumentError` for other factors, such as 1e40
+            for float32.
 
     Returns:
         The reduction.
@@ -119,8 +120,13 @@ def _factors(op: PremulSum, dtype: np.dtype[np.generic], ranks: int) -> tuple[by
         numbers = np.asarray(op.factor)
         if numbers.dtype.kind not in "iufV" or numbers.ndim > 1:  # V: a float of ml_dtypes
             raise TypeError
-        factors = numbers.astype(dtype)
-        if dtype.kind in "iu" and not np.array_equal(factors.astype(object), numbers.astype(object)):
+        with np.errstate(all="ignore"):
+            factors = numbers.astype(dtype)
+        if dtype.kind in "iu":
+            fits = np.array_equal(factors.astype(object), numbers.astype(object))
+        else:  # floats are rounded, but not to infinity or NaN
+            fits = all(np.array_equal(is_so(factors), is_so(numbers)) for is_so in (np.isinf, np.isnan))
+        if not fits:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(

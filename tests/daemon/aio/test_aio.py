@@ -448,6 +448,8 @@ def test_a_group(daemon: DaemonProcess, operation: str) -> None:
                 assert await group.flight_recorder()
                 half = await group.subgroup([1])
                 assert len(half) == 1
+                with pytest.raises(hearth.ArgumentError, match="ranks is 1"):
+                    await group.subgroup(1)  # type: ignore[arg-type]
             with pytest.raises(hearth.ClosedError):
                 group.barrier()
 
@@ -464,6 +466,15 @@ def test_ranks_of_a_larger_group_are_paired_before_they_send(daemon: DaemonProce
             async with aio.Group(devices) as group:
                 with pytest.raises(hearth.ArgumentError, match="pair"):
                     group.send(arrays[0], 1)
+                for rank, peer, named in (
+                    (0, 3, "peer is 3"),
+                    ("a", 1, "rank is 'a'"),
+                    (0, -2, "peer is -2"),
+                    (True, 0, "rank"),
+                ):
+                    with pytest.raises(hearth.ArgumentError, match=named) as caught:
+                        await group.pair(rank, peer)  # type: ignore[arg-type]
+                    assert caught.value.fix
                 await group.pair(0, 1)
                 arrays[0].fill(5)
                 group.send(arrays[0], 1)
@@ -496,12 +507,29 @@ def test_a_group_over_sessions(daemon: DaemonProcess) -> None:
                 assert group.closed and len(fresh) == 2
                 fresh.barrier()
                 await fresh.close()
-            with pytest.raises(hearth.DtypeError):
-                aio.Group([object()])  # type: ignore[list-item]
             cancelled = asyncio.ensure_future(_awaited(aio.Group(devices)))
             await asyncio.sleep(0.002)
             cancelled.cancel()
             await asyncio.wait([cancelled])
+
+    run(main)
+
+
+def test_groups_accept_devices_of_their_client_only(daemon: DaemonProcess) -> None:
+    async def main() -> None:
+        async with connect(daemon) as node:
+            with daemon.connect() as blocking:
+                for make, members in (
+                    (aio.Group, [object()]),
+                    (aio.Group, [node.gpu, blocking.gpu]),
+                    (aio.Group, node),
+                    (aio.Group, node.gpu),
+                    (hearth.Group, [node.gpu]),
+                ):
+                    with pytest.raises(hearth.DtypeError, match="device") as caught:
+                        make(members)  # type: ignore[operator]
+                    assert "Group" in caught.value.fix
+                assert len(hearth.Group(blocking.devices)) == len(aio.Group(node.devices))
 
     run(main)
 

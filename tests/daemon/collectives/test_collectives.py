@@ -39,6 +39,20 @@ def test_the_mean(pair: list[hearth.Device], dtype: str) -> None:
         np.testing.assert_allclose(array.get(), (hosts[0] + hosts[1]) / 2, rtol=1e-3)
 
 
+def test_mean_of_integers_is_their_sum_which_wraps_divided(pair: list[hearth.Device]) -> None:
+    """As NCCL computes it (FuncSumPostDiv): the quotient is truncated towards zero."""
+    for dtype, numbers, means in (
+        ("uint8", ([200, 200, 3, 255], [200, 0, 4, 255]), [72, 100, 3, 127]),
+        ("int8", ([100, -100, -3, -128], [100, -100, 0, 0]), [-28, 28, -1, -64]),
+        ("int32", ([2**31 - 1, -3], [1, 0]), [-(2**30), -1]),
+        ("int64", ([2**63 - 1, -3], [1, 0]), [-(2**62), -1]),
+        ("uint64", ([2**64 - 1, 2**63], [2, 3]), [0, 2**62 + 1]),
+    ):
+        arrays = [device.asarray(np.array(each, dtype)) for device, each in zip(pair, numbers, strict=True)]
+        for array in hearth.Group(pair).all_reduce(arrays, op="mean"):
+            np.testing.assert_array_equal(array.get(), np.array(means, dtype), err_msg=dtype)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 63, 64, 65, 1000, 4097, (1 << 20) + 1])
 def test_odd_sizes_in_place_and_out(pair: list[hearth.Device], size: int) -> None:
     hosts = [values("float32", size, rank) for rank in range(2)]
@@ -154,3 +168,22 @@ def test_a_type_that_cannot_be_reduced_is_named(pair: list[hearth.Device]) -> No
     assert "x.view(np.uint8)" in caught.value.fix
     for device in pair:
         device.synchronize()
+
+
+def test_published_and_attached_arrays_are_broadcast(pair: list[hearth.Device], daemon: DaemonProcess) -> None:
+    """The root's array is only read, alone and in a list, by its publisher and by a session that has attached it."""
+    with daemon.connect() as publisher:
+        devices = [publisher.device(gpu.ordinal) for gpu in pair]
+        host = np.arange(70_001.0)
+        own = devices[1].asarray(host)
+        own.publish("broadcast")
+        for x, gpus in ((own, devices), (pair[1].attach("broadcast"), pair)):
+            group = hearth.Group(gpus)
+            listed = gpus[0].zeros_like(x)
+            alone = group.broadcast(x, root=1)
+            assert alone[1] is x
+            assert group.broadcast([listed, x], root=1) == [listed, x]
+            for array in (*alone, listed):
+                np.testing.assert_array_equal(array.get(), host)
+        with pytest.raises(hearth.ArgumentError, match="read-only"):
+            group.broadcast([listed, x], root=0)

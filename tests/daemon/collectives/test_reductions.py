@@ -121,19 +121,34 @@ def test_factors_of_a_batch(group: hearth.Group) -> None:
         ("int32", 0.5, "0.5"),
         ("uint8", -1, "-1"),
         ("int8", 300, "300"),
+        ("int8", float("nan"), "nan"),
+        ("float32", 1e40, r"1e\+40"),
+        ("complex64", -1e40, r"-1e\+40"),
+        ("float16", [1.0, 1e5, 1.0], "100000.0"),
+        ("float8_e4m3fn", float("inf"), "inf"),
         ("float32", [[1.0]], r"\[\[1.0\]\]"),
         ("float32", [1.0] * 9, "9 factors"),
         ("float32", None, "None"),
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_invalid_factors_are_refused_by_the_client(group: hearth.Group, dtype: str, factor: Any, named: str) -> None:
+    if dtype.startswith("float8"):
+        pytest.importorskip("ml_dtypes")
     arrays = [gpu.zeros(4, dtype) for gpu in group.devices]
     with pytest.raises(hearth.ArgumentError, match=named) as caught:
         group.all_reduce(arrays, op=hearth.premul_sum(factor))
     assert caught.value.fix
-    group.all_reduce(arrays)
-    assert not arrays[0].get().any()
+    group.all_reduce([gpu.zeros(4) for gpu in group.devices])
+    for array in arrays:
+        assert not array.get().any()
+
+
+def test_infinite_factors_of_floats_are_accepted(group: hearth.Group) -> None:
+    arrays = [gpu.ones(4, np.float16) for gpu in group.devices]
+    group.all_reduce(arrays, op=hearth.premul_sum(float("inf")))
+    assert np.isinf(arrays[0].get()).all()
 
 
 def test_premultiplied_sum_without_a_factor_is_refused(group: hearth.Group) -> None:

@@ -190,7 +190,7 @@ def reduced(inputs: Sequence[Array], op: str) -> Array:
             combine = {"min": np.minimum, "max": np.maximum, "prod": np.multiply}.get(op, np.add)
             total = combine(total, addend)
         if op == "mean" and dtype.kind in "iu":
-            cut = [abs(int(value)) // len(inputs) * (1 if value >= 0 else -1) for value in total]
+            cut = [abs(int(value)) // len(inputs) * (1 if value >= 0 else -1) for value in total.astype(dtype)]
             total = np.array(cut, dtype=wide)
         elif op == "mean":
             total = total / wide(len(inputs))

@@ -91,6 +91,15 @@ def _parse_operation(
         return BufferRange(buffers.find(handle), offset, size * (ranks if times == 2 else 1))
 
     at_root = rank == root
+    source = buffer_range(operation.source, operation.source_offset, shape.source, at_root or not shape.source_at_root)
+    destination = buffer_range(
+        operation.destination,
+        operation.destination_offset,
+        shape.destination,
+        at_root or not shape.destination_at_root,
+    )
+    if kind == "broadcast" and source == destination:
+        destination = None  # the root's array stays as it is, so it may be read-only and others may read it meanwhile
     return CollectivePart(
         kind,
         operation.count,
@@ -99,13 +108,8 @@ def _parse_operation(
         root,
         peer,
         rank,
-        buffer_range(operation.source, operation.source_offset, shape.source, at_root or not shape.source_at_root),
-        buffer_range(
-            operation.destination,
-            operation.destination_offset,
-            shape.destination,
-            at_root or not shape.destination_at_root,
-        ),
+        source,
+        destination,
         operation.factor if shape.reduces else b"",
     )
 

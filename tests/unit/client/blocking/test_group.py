@@ -396,13 +396,20 @@ def test_mismatched_arguments_are_refused(daemon: GroupDaemon, node: hearth.Node
             ("rank is 2", lambda: group.subgroup([0, 2])),
             ("twice", lambda: group.subgroup([0, 0])),
             ("at least one device", lambda: group.subgroup([])),
+            ("ranks is 1", lambda: group.subgroup(1)),  # type: ignore[arg-type]
+            ("rank is 'a'", lambda: group.subgroup("a")),  # type: ignore[arg-type]
             ("are excluded", lambda: group.rebuild(without=[0, 1])),
             ("without is 5", lambda: group.rebuild(without=5)),
+            ("without is None", lambda: group.rebuild(without=None)),  # type: ignore[arg-type]
+            ("without is 0.5", lambda: group.rebuild(without=0.5)),  # type: ignore[arg-type]
             ("not a device of the group", lambda: group.rebuild(without=node.device(2))),
             ("not a device of the group", lambda: group.rebuild(without=[other])),
             ("twice", lambda: hearth.Group([node.device(0), node.device(0)])),
             ("at least one device", lambda: hearth.Group([])),
             ("not a device", lambda: hearth.Group([0, 1])),  # type: ignore[list-item]
+            ("list of devices", lambda: hearth.Group(node)),  # type: ignore[arg-type]
+            ("list of devices", lambda: hearth.Group(node.gpu)),  # type: ignore[arg-type]
+            ("list of devices", lambda: hearth.Group(None)),  # type: ignore[arg-type]
             ("timeout", lambda: hearth.Group([node.device(0)], timeout=-1)),
         ]
         for words, call in cases:

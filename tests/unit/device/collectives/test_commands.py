@@ -70,6 +70,17 @@ def test_all_reduce_is_one_operation_of_the_sorted_devices(rig: PeerRig) -> None
     assert peer.given[0][0].op == "max"
 
 
+def test_broadcast_in_place_only_reads_the_array_of_the_root(rig: PeerRig) -> None:
+    rig.batch(collective(1, operation(c.COLLECTIVE_KIND_BROADCAST, 1, 1, count=3, root=0)))
+    peer = rig.join()
+    rig.go(rig.hear("present"), 1)
+    peer.release()
+    assert rig.reason(rig.sync()) == ""
+    ((exchange,),) = peer.given
+    assert exchange.source and not exchange.destination
+    assert rig.bytes_of(1) == b"\1" * 4
+
+
 @pytest.mark.parametrize(
     ("group", "reason"),
     [

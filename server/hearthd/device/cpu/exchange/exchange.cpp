@@ -137,7 +137,8 @@ Status Call::collective(const Operation &o) {
                 if (rank_ == o.root) put_own(set, at, n);
             };
             const auto take = [&](unsigned set, uint64_t at, size_t n) {
-                if (rank_ != o.root || source != destination) memcpy(destination + at * size, s_.slot(set, o.root), n * size);
+                const bool written = rank_ != o.root || (destination && destination != source);
+                if (written) memcpy(destination + at * size, s_.slot(set, o.root), n * size);
                 return done;
             };
             return rounds(o, whole, put, take);

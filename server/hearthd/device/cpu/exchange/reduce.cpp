@@ -14,6 +14,10 @@ namespace {
 
 constexpr size_t tile = 512;
 
+// The type in which a mean is divided: any number of ranks is a value of it.
+template <class A>
+using Divisor = std::conditional_t<std::is_integral_v<A>, std::conditional_t<std::is_signed_v<A>, int64_t, uint64_t>, A>;
+
 template <class A, class T>
 void convert(A *to, const T *from, size_t n) {
     for (size_t i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
@@ -36,7 +40,8 @@ void combine(A *total, const A *in, size_t n, uint32_t op) {
     }
 }
 
-// T is the stored type, A the type of the computation.
+// T is the stored type, A the type of the computation. As in NCCL, the mean of integers is their sum, which wraps,
+// divided and truncated towards zero.
 template <class T, class A>
 void reduce_as(const void *const *inputs, unsigned count, unsigned char *output, size_t begin, size_t end, uint32_t op) {
     for (size_t at = begin; at < end; at += tile) {
@@ -54,7 +59,7 @@ void reduce_as(const void *const *inputs, unsigned count, unsigned char *output,
             }
         }
         if (op == mean) {
-            for (size_t i = 0; i < n; ++i) total[i] = total[i] / static_cast<A>(count);
+            for (size_t i = 0; i < n; ++i) total[i] = static_cast<A>(total[i] / static_cast<Divisor<A>>(count));
         }
         unsigned char *const out = output + at * sizeof(T);  // it need not be aligned
         if constexpr (std::is_same_v<T, A>) {
@@ -68,8 +73,8 @@ void reduce_as(const void *const *inputs, unsigned count, unsigned char *output,
 }
 
 using Stored = HEARTH_DTYPE;
-template <class T>
-using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
+using Computed =
+    std::conditional_t<std::is_integral_v<Stored> || std::is_same_v<Stored, double>, Stored, float>;
 
 }  // namespace
 }  // namespace hearth
@@ -77,23 +82,16 @@ using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
 extern "C" void hearth_reduce(const void *const *inputs, unsigned count, void *output, size_t begin, size_t end,
                               uint32_t op) {
     using namespace hearth;
-    auto *const out = static_cast<unsigned char *>(output);
-    if constexpr (!std::is_integral_v<Stored>) {
-        reduce_as<Stored, Computed<Stored>>(inputs, count, out, begin, end, op);
-    } else if (op == mean) {  // the sum is computed in 64 bits, and the mean truncated towards zero
-        using Wide = std::conditional_t<std::is_signed_v<Stored>, int64_t, uint64_t>;
-        reduce_as<Stored, Wide>(inputs, count, out, begin, end, mean);
-    } else {
-        reduce_as<Stored, Stored>(inputs, count, out, begin, end, op);
-    }
+    reduce_as<Stored, Computed>(inputs, count, static_cast<unsigned char *>(output), begin, end, op);
 }
 
 extern "C" void hearth_scale(void *elements, size_t n, const void *factor) {
     using namespace hearth;
-    using A = std::conditional_t<std::is_integral_v<Stored>, Stored, Computed<Stored>>;
     auto *const all = static_cast<Stored *>(elements);
     Stored stored;
     memcpy(&stored, factor, sizeof stored);
-    const A by = static_cast<A>(stored);
-    for (size_t i = 0; i < n; ++i) all[i] = static_cast<Stored>(static_cast<A>(static_cast<A>(all[i]) * by));
+    const auto by = static_cast<Computed>(stored);
+    for (size_t i = 0; i < n; ++i) {
+        all[i] = static_cast<Stored>(static_cast<Computed>(static_cast<Computed>(all[i]) * by));
+    }
 }
