@@ -46,28 +46,24 @@ def current(connection: Connection) -> BaseStream | None:
     return stream
 
 
-def check_captured(stream: BaseStream | None, connection: Connection) -> None:
-    """Refuses work that would run immediately, although this thread or task is capturing a graph.
+def check_captured(stream: BaseStream | None, connection: Connection, *, launch: bool = False) -> None:
+    """Refuses work that would run immediately, although this thread or task captures a graph or prepares launches.
 
     Args:
         stream: Stream of the work; None: the current one.
         connection: The connection to the device.
+        launch: True for launches, which are the only work that is refused while launches are being prepared.
 
     Raises:
-        LaunchError: The thread has begun a capture on the device, which does not contain the stream.
+        LaunchError: The thread has begun a capture on the device, which does not contain the stream, or prepares
+            launches on another stream.
     """
     capture = captured_by_thread(connection)
-    if capture is None or capture.relaxed:
+    if capture is None:
         return
     target = stream if stream is not None else current(connection)
     if target is None or target._recorder is None:
-        raise LaunchError(
-            f"{'the default stream' if target is None else repr(target)} is not in the capture on {capture.origin!r}: "
-            "the work would run now instead of being recorded.",
-            reason="CAPTURE_INVALID",
-            fix="let the stream join the capture, other.wait_event(stream.record()), end the capture first, or begin "
-            'it with mode="relaxed", in which such work runs immediately.',
-        )
+        capture.check_outside("the default stream" if target is None else repr(target), launch=launch)
 
 
 def resolve_captured(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
