@@ -164,13 +164,16 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
     return handle
 
 
-def resolve_for_collective(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
-    """Returns the handle of a stream for a collective operation; see `resolve`.
+def resolve_for_collective(
+    stream: BaseStream | None, connection: Connection, attachment: Attachment, work: str = "a collective"
+) -> int:
+    """Returns the handle of a stream for an operation of several devices; see `resolve`.
 
     Args:
         stream: A stream of the connection's device; None: the default stream.
         connection: The connection to the device.
         attachment: The attachment on which the handle will be used.
+        work: Noun for the operation, for the error.
 
     Returns:
         The handle; 0 is the default stream.
@@ -184,7 +187,9 @@ def resolve_for_collective(stream: BaseStream | None, connection: Connection, at
     check_stream(stream)
     if stream._recorder is not None:
         raise LaunchError(
-            "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
+            f"{work} cannot be recorded in a graph or in prepared launches.",
+            reason="CAPTURE_INVALID",
+            fix="call it before the block, or after the launch of the graph or list.",
         )
     return resolve(stream, connection, attachment)
 
