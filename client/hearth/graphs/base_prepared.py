@@ -113,9 +113,16 @@ class BasePrepared(Program):
 def launch_all(launches: Iterable[Sequence[Any]]) -> None:
     """Calls each kernel of `launches` with its arguments; see `Device.prepare`.
 
-    Raises `ArgumentError` for a malformed entry.
+    Raises `ArgumentError` for a malformed entry, and if `launches` is not iterable.
     """
-    for index, launch in enumerate(launches):
+    try:
+        entries = iter(launches)
+    except TypeError:
+        raise ArgumentError(
+            f"launches is {launches!r}, which is not iterable.",
+            fix="pass a list of launches, each (kernel, grid, block, args).",
+        ) from None
+    for index, launch in enumerate(entries):
         if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
             raise ArgumentError(
                 f"launch {index} is {launch!r}, which does not describe a launch.",

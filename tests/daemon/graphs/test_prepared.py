@@ -59,6 +59,10 @@ def test_a_list_given_as_one(gpu: hearth.Device) -> None:
     for wrong in ([add_one], [(add_one, 1)], [5]):
         with pytest.raises(hearth.ArgumentError, match="launch 0 is"):
             gpu.prepare(wrong)  # type: ignore[arg-type]
+    for no_list in (None, 5):
+        with pytest.raises(hearth.ArgumentError, match="which is not iterable"):
+            gpu.prepare(no_list)  # type: ignore[arg-type]
+    assert gpu.current_stream is gpu.default_stream
     nothing = gpu.prepare([])  # a list without entries, as a program may compute it, runs nothing
     nothing.launch(2**63)
     gpu.synchronize(timeout=30)
