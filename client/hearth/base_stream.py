@@ -46,28 +46,24 @@ def current(connection: Connection) -> BaseStream | None:
     return stream
 
 
-def check_captured(stream: BaseStream | None, connection: Connection) -> None:
-    """Refuses work that would run immediately, although this thread or task is capturing a graph.
+def check_captured(stream: BaseStream | None, connection: Connection, *, launch: bool = False) -> None:
+    """Refuses work that would run immediately, although this thread or task captures a graph or prepares launches.
 
     Args:
         stream: Stream of the work; None: the current one.
         connection: The connection to the device.
+        launch: True for launches, which are the only work that is refused while launches are being prepared.
 
     Raises:
-        LaunchError: The thread has begun a capture on the device, which does not contain the stream.
+        LaunchError: The thread has begun a capture on the device, which does not contain the stream, or prepares
+            launches on another stream.
     """
     capture = captured_by_thread(connection)
-    if capture is None or capture.relaxed:
+    if capture is None:
         return
     target = stream if stream is not None else current(connection)
     if target is None or target._recorder is None:
-        raise LaunchError(
-            f"{'the default stream' if target is None else repr(target)} is not in the capture on {capture.origin!r}: "
-            "the work would run now instead of being recorded.",
-            reason="CAPTURE_INVALID",
-            fix="let the stream join the capture, other.wait_event(stream.record()), end the capture first, or begin "
-            'it with mode="relaxed", in which such work runs immediately.',
-        )
+        capture.check_outside("the default stream" if target is None else repr(target), launch=launch)
 
 
 def resolve_captured(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
@@ -168,13 +164,16 @@ def resolve_for_memory(stream: BaseStream | None, connection: Connection, attach
     return handle
 
 
-def resolve_for_collective(stream: BaseStream | None, connection: Connection, attachment: Attachment) -> int:
-    """Returns the handle of a stream for a collective operation; see `resolve`.
+def resolve_for_collective(
+    stream: BaseStream | None, connection: Connection, attachment: Attachment, work: str = "a collective"
+) -> int:
+    """Returns the handle of a stream for an operation of several devices; see `resolve`.
 
     Args:
         stream: A stream of the connection's device; None: the default stream.
         connection: The connection to the device.
         attachment: The attachment on which the handle will be used.
+        work: Noun for the operation, for the error.
 
     Returns:
         The handle; 0 is the default stream.
@@ -188,7 +187,9 @@ def resolve_for_collective(stream: BaseStream | None, connection: Connection, at
     check_stream(stream)
     if stream._recorder is not None:
         raise LaunchError(
-            "a collective cannot be recorded in a graph.", reason="CAPTURE_INVALID", fix="call it outside the block."
+            f"{work} cannot be recorded in a graph or in prepared launches.",
+            reason="CAPTURE_INVALID",
+            fix="call it before the block, or after the launch of the graph or list.",
         )
     return resolve(stream, connection, attachment)
 

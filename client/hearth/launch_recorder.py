@@ -54,15 +54,27 @@ class LaunchRecorder(Protocol):
         """
 
 
-class StreamCapture(Protocol):
-    """A capture in progress, on one stream or on several that events have joined: see `hearth.graphs.recorders`."""
-
-    relaxed: bool
-    """True if work on streams outside the capture runs immediately; False: it is refused."""
+class WorkScope(Protocol):
+    """A capture or the collecting of a prepared list, in the thread or task that has begun it."""
 
     @property
     def recording(self) -> bool:
-        """True until the capture ends."""
+        """True until the capture or block ends."""
+
+    def check_outside(self, stream: str, *, launch: bool) -> None:
+        """Decides about work on a stream outside, which would run immediately.
+
+        Args:
+            stream: Description of the stream.
+            launch: True for launches of kernels, graphs and prepared lists; False for other work.
+
+        Raises:
+            LaunchError: The work is refused.
+        """
+
+
+class StreamCapture(WorkScope, Protocol):
+    """A capture in progress, on one stream or on several that events have joined: see `hearth.graphs.recorders`."""
 
     @property
     def origin(self) -> Any:

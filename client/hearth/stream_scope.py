@@ -22,16 +22,17 @@ class StreamScope(NamedTuple):
     """Streams (`hearth.base_stream.BaseStream`), by `id` of the connection."""
     outer: StreamScope | None
     captures: dict[int, Any]
-    """Captures (`hearth.launch_recorder.StreamCapture`) begun by this thread or task, by `id` of the connection."""
+    """Captures and prepared lists (`hearth.launch_recorder.WorkScope`) begun by this thread or task, by `id` of the
+    connection."""
 
 
 current_streams: ContextVar[StreamScope | None] = ContextVar("hearth_current_streams", default=None)
 
 
 def captured_by_thread(connection: Connection) -> Any:
-    """Returns the capture that this thread or task has begun on the device and not ended, as in `StreamScope.captures`.
+    """Returns the capture or prepared list that this thread or task has begun on the device and not ended.
 
-    None if there is none.
+    As in `StreamScope.captures`; None if there is none.
 
     Args:
         connection: The connection to the device.
@@ -46,7 +47,7 @@ def begin_scope(connection: Connection, capture: object) -> None:
 
     Args:
         connection: The connection to the device.
-        capture: The capture.
+        capture: The capture or prepared list.
     """
     scope = current_streams.get()
     streams, outer, captures = ({}, None, {}) if scope is None else scope

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hearth.aio.event_loop import Home, in_loop
 from hearth.aio.thread_pool import Work
+from hearth.codec import timeouts
 from hearth.errors import ClosedError, HearthError, QuotaExceededError, UnavailableError, unanswered
 from hearth.session.attachment import Attachment
 from hearth.session.connection import Connection
@@ -265,10 +266,13 @@ class LoopConnection(Connection):
             The seconds that are left; None: no limit.
 
         Raises:
+            ArgumentError: `timeout` is not a number of seconds.
             TimeoutError: No command could be submitted in time.
             HearthError: An error of `attachment`.
         """
         self.home.check()
+        if timeout is not None:
+            timeout = timeouts.check_wait(timeout)
         if self._accepts_all():
             return timeout
         opening = self._begin()

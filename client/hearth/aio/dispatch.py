@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hearth import telemetry
 from hearth.aio.thread_pool import Work
+from hearth.codec import timeouts
 from hearth.errors import HearthError, TimeoutError
 from hearth.kernels.base_pending_dispatch import BasePendingDispatch, Job, run_job
 
@@ -55,8 +56,9 @@ class PendingDispatch(BasePendingDispatch):
         Raises:
             HearthError: The dispatch failed; raised by every call.
             TimeoutError: The dispatch is still pending; it continues.
+            ArgumentError: `timeout` is not a number of seconds.
         """
-        await self._wait_ended(timeout)
+        await self._wait_ended(None if timeout is None else timeouts.check_wait(timeout))
         return self._finish(0)
 
     async def cancel(self) -> bool:

@@ -133,7 +133,8 @@ def _copy_elements(
         (0, dense_destination, stream or streams.current(destination_connection)),
     ):
         attachment = array._usable()
-        command = commands_pb2.Command(stream=streams.resolve_for_collective(on, array._connection, attachment))
+        handle = streams.resolve_for_collective(on, array._connection, attachment, "a copy between devices")
+        command = commands_pb2.Command(stream=handle)
         command.collective.devices.extend(
             (source_connection.ordinal, destination_connection.ordinal)[member] for member in order.members
         )

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hearth.blocking.attachment import BlockingAttachment
+from hearth.codec import timeouts
 from hearth.errors import HearthError, closed, unanswered
 from hearth.session.connection import Connection
 from hearth.session.late_errors import NO_STREAM
@@ -62,11 +63,13 @@ class BlockingConnection(Connection):
             The seconds that are left for the call; None: no limit.
 
         Raises:
+            ArgumentError: `timeout` is not a number of seconds.
             TimeoutError: No command could be submitted in time.
             HearthError: An error of `attachment`.
         """
         if timeout is None:
             return None
+        timeout = timeouts.check_wait(timeout)
         deadline = time.monotonic() + timeout
         attachment = self._attachment
         if attachment is None or not attachment.alive:

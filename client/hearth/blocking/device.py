@@ -192,7 +192,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
 
         Raises:
             LaunchError: Launches are invalid; the error lists everything that is wrong with them.
-            ArgumentError: An entry of `launches` is not such a tuple.
+            ArgumentError: `launches` is not iterable, or an entry of it is not such a tuple.
         """
         from hearth.graphs.base_prepared import launch_all
 
@@ -338,7 +338,7 @@ class Device(CupyNames, BaseDevice[DeviceArray, Stream]):
             The trace, to be entered by ``with``; its events are available after the block.
 
         Raises:
-            ArgumentError: `max_events` is not between 1 and 2**32 - 1.
+            ArgumentError: `max_events` is not an integer from 1 to 2**32 - 1.
         """
         from hearth.blocking.profile import Trace
 

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hearth import telemetry
+from hearth.codec import timeouts
 from hearth.kernels.base_pending_dispatch import BasePendingDispatch, run_job
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ class PendingDispatch(BasePendingDispatch):
         Raises:
             HearthError: The dispatch failed; raised by every call.
             TimeoutError: The dispatch is still pending; it continues.
+            ArgumentError: `timeout` is not a number of seconds.
         """
-        return self._finish(timeout)
+        return self._finish(None if timeout is None else timeouts.check_wait(timeout))
 
     def cancel(self) -> bool:
         """Cancels the dispatch if the device has not begun it. Blocks for one request to the device.

@@ -51,5 +51,6 @@ class Prepared(_Recording, BasePrepared):
     """Launches that a ``with gpu.prepared() as p:`` block or `Device.prepare` collects, and `launch` runs.
 
     The launches are checked together at the end of the block, which raises one error with everything that is wrong with
-    them.
+    them. Launches in the block on another stream raise an error, as other work without a stream does; work of other
+    threads runs as usual.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hearth.errors import ArgumentError
 
 _MAX_S = 2**63 / 1e9
@@ -26,6 +28,30 @@ def check(timeout: float) -> None:
             f"timeout is {timeout!r}; it must be a number of seconds above 0.",
             fix="pass a timeout above 0, in seconds.",
         )
+
+
+def check_wait(timeout: float) -> float:
+    """Checks the timeout of a call that waits; a timeout of 0 or less does not wait.
+
+    Args:
+        timeout: Seconds.
+
+    Returns:
+        The timeout as a float.
+
+    Raises:
+        ArgumentError: `timeout` is not a number below 292 years.
+    """
+    try:
+        seconds = float(timeout) if timeout < _MAX_S else math.inf
+    except (TypeError, ValueError):  # a string, an array
+        seconds = math.inf
+    if seconds == math.inf:
+        raise ArgumentError(
+            f"timeout is {timeout!r}; it must be a number of seconds.",
+            fix="pass a timeout in seconds, or None to wait without a limit.",
+        )
+    return seconds
 
 
 def nanoseconds(timeout: float | None) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hearth import base_stream as streams
@@ -23,6 +24,8 @@ from hearth.errors import ArgumentError, HearthError, LaunchError, UnsupportedEr
 from hearth.graphs import conditional_bodies, dot
 from hearth.graphs.program import Program
 from hearth.graphs.recorders import CaptureRecorder, default_stream_error, one_by_one
+from hearth.session.late_errors import current_origin
+from hearth.session.reply import CompletionHandler, reported_elsewhere
 from hearth_proto.v1 import commands_pb2
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from hearth.launch_recorder import LaunchCall
     from hearth.session.attachment import Attachment
     from hearth.session.connection import Connection
+    from hearth.session.late_errors import ErrorOrigin
     from hearth.session.memory import Kind
     from hearth.session.reply import PendingResult
 
@@ -61,6 +65,9 @@ class GraphNode:
     ) -> None:
         self._graph = graph
         self._call = call
+        """The launch with the geometry that `set_args` passed last, unless the daemon has refused it."""
+        self._accepted = call
+        """The launch with the geometry that the daemon accepted last."""
         self.index = index
         """Position in the graph, from 0."""
         self.kind = kind
@@ -83,7 +90,7 @@ class GraphNode:
 
         Launches of the graph that were submitted earlier keep their arguments, even if they are still running. The
         daemon changes a launch in place; for a copy or a fill it makes the graph again, which takes as long as the end
-        of the recording.
+        of the recording. If the daemon refuses the update, the node keeps its arguments and geometry.
 
         Args:
             args: The kernel's arguments; destination and source of a copy; or array and value of a fill.
@@ -115,8 +122,34 @@ class GraphNode:
             attachment, call.grid, call.block, args, call.shared_mem, default, None, call.mode, call.cooperative,
             call.cluster, attributes=call.attributes,
         )  # fmt: skip
-        attachment.submit(command)
+        if grid is block is shared_mem is None:
+            attachment.submit(command)
+            return
+        origin = current_origin("update_graph", command.stream, self._graph._handle)
+        answered = CompletionHandler(partial(self._geometry_set, call, attachment, origin))
         self._call = call
+        try:
+            attachment.submit_serialized(command.SerializeToString(), answered, one_way=True)
+        except HearthError:  # the command was not queued
+            self._call = self._accepted
+            raise
+
+    def _geometry_set(
+        self,
+        call: LaunchCall,
+        attachment: Attachment,
+        origin: ErrorOrigin,
+        _: commands_pb2.Result | None,
+        error: HearthError | None,
+    ) -> None:
+        """Receives the answer to a change of the geometry: a refused one is withdrawn. See `CompletionHandler`."""
+        if error is None:
+            self._accepted = call
+            return
+        if self._call is call:
+            self._call = self._accepted
+        if not reported_elsewhere(attachment.session.error, error):
+            self._graph._connection.defer(error, origin)
 
     def _set_operands(self, args: Sequence[Any], plain: bool) -> None:
         """Replaces the operands of a copy or fill. `plain` is False if the caller has passed a geometry."""

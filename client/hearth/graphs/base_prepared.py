@@ -1,8 +1,8 @@
 """Abstract prepared launches: a list of launches that is checked once, and then run by one small command.
 
-Inside ``with gpu.prepared() as p:`` launches are collected instead of sent; other work on the current stream is
-refused. The memory and modules that a list uses exist as long as the list, even if the program has dropped the arrays
-and modules.
+Inside ``with gpu.prepared() as p:`` launches are collected instead of sent; launches on other streams, and other work
+on the current stream, are refused. The memory and modules that a list uses exist as long as the list, even if the
+program has dropped the arrays and modules.
 
 `BasePrepared` has everything that `hearth.Prepared` and `hearth.aio.Prepared` have in common.
 """
@@ -42,9 +42,8 @@ class BasePrepared(Program):
 
     def _begin(self) -> None:
         self._ready_to_enter()
-        self._recorder = PreparedRecorder(self._connection)
         self._collecting = self._stream_type(self._connection, default=True)
-        self._collecting._recorder = self._recorder
+        self._recorder = self._collecting._recorder = PreparedRecorder(self._connection)
         self._handle = self._connection.mint()
         self._collecting.__enter__()
 
@@ -55,6 +54,7 @@ class BasePrepared(Program):
         self._collecting = self._recorder = None
         assert stream is not None and recorder is not None, "left without having been entered"
         stream.__exit__(kind, error, trace)
+        recorder.end()
         if error is not None:
             self._closed = True
             return None
@@ -71,7 +71,7 @@ class BasePrepared(Program):
             return self._connection.request(command, read, attachment)
 
     def launch(self, n: SupportsIndex = 1, stream: BaseStream | None = None) -> None:
-        """Runs all launches in order. Does not block.
+        """Runs all launches in order. Does not block. An empty list runs nothing.
 
         Args:
             n: Number of rounds in a row, from 1.
@@ -79,10 +79,11 @@ class BasePrepared(Program):
                 are recorded.
 
         Raises:
-            ArgumentError: `n` is out of range, nothing has been collected, or `stream` belongs to another device or
-                session.
+            ArgumentError: `n` is out of range, the list has not been collected, or `stream` belongs to another device
+                or session.
             InvalidHandleError: The list is closed, or was lost with its device process.
-            LaunchError: Launches are being collected from the stream in another ``gpu.prepared()`` block.
+            LaunchError: Launches are being collected in another ``gpu.prepared()`` block of this thread, or the stream
+                is not in the capture that this thread has begun.
         """
         self._launch(n, stream)
 
@@ -112,9 +113,16 @@ class BasePrepared(Program):
 def launch_all(launches: Iterable[Sequence[Any]]) -> None:
     """Calls each kernel of `launches` with its arguments; see `Device.prepare`.
 
-    Raises `ArgumentError` for a malformed entry.
+    Raises `ArgumentError` for a malformed entry, and if `launches` is not iterable.
     """
-    for index, launch in enumerate(launches):
+    try:
+        entries = iter(launches)
+    except TypeError:
+        raise ArgumentError(
+            f"launches is {launches!r}, which is not iterable.",
+            fix="pass a list of launches, each (kernel, grid, block, args).",
+        ) from None
+    for index, launch in enumerate(entries):
         if not isinstance(launch, tuple | list) or not 4 <= len(launch) <= 5:
             raise ArgumentError(
                 f"launch {index} is {launch!r}, which does not describe a launch.",

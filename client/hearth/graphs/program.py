@@ -90,7 +90,7 @@ class Program(ABC):
         attachment = self._usable()
         stream_handle = streams.resolve(stream, self._connection, attachment)
         target = stream if stream is not None else streams.current(self._connection)
-        streams.check_captured(target, self._connection)
+        streams.check_captured(target, self._connection, launch=True)
         last = self._last_launch
         if last is None or last[0] != stream_handle or last[1] != timeout:
             self._last_launch = last = stream_handle, timeout, self._launch_command(stream_handle, timeout)

@@ -100,6 +100,25 @@ class CaptureRecorder:
         self._joined.clear()
         stream_scope.end_scope(self._connection, self, self._outer)
 
+    def check_outside(self, stream: str, *, launch: bool) -> None:
+        """Refuses work on a stream outside the capture, in the thread that captures, unless the capture is relaxed.
+
+        Args:
+            stream: Description of the stream.
+            launch: Without effect: copies and fills are captured as well.
+
+        Raises:
+            LaunchError: The capture is not relaxed.
+        """
+        if self.relaxed:
+            return
+        raise LaunchError(
+            f"{stream} is not in the capture on {self.origin!r}: the work would run now instead of being recorded.",
+            reason="CAPTURE_INVALID",
+            fix="let the stream join the capture, other.wait_event(stream.record()), end the capture first, or begin "
+            'it with mode="relaxed", in which such work runs immediately.',
+        )
+
     def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, _args: object) -> None:
         """Sends one launch, and notes it in the order of sending.
 
@@ -152,7 +171,34 @@ class PreparedRecorder:
         self.calls: list[LaunchCall] = []
         self.arguments: list[object] = []
         """Arguments of the launches, kept alive until the daemon has checked the launches."""
+        self.recording = True
+        """True until the block ends."""
         self._connection = connection
+        self._outer = stream_scope.captured_by_thread(connection)
+        stream_scope.begin_scope(connection, self)
+
+    def end(self) -> None:
+        """Ends the block in which launches are collected."""
+        self.recording = False
+        stream_scope.end_scope(self._connection, self, self._outer)
+
+    def check_outside(self, stream: str, *, launch: bool) -> None:
+        """Refuses launches on other streams, in the thread that collects launches.
+
+        Args:
+            stream: Description of the stream.
+            launch: True for launches of kernels, graphs and prepared lists; False for other work, which runs.
+
+        Raises:
+            LaunchError: `launch` is True.
+        """
+        if launch:
+            raise LaunchError(
+                f"launches are being prepared, and {stream} is not the stream of that block: the launch would run now "
+                "instead of being collected.",
+                reason="CAPTURE_INVALID",
+                fix="name no stream in the block, and launch the list on the stream: prepared.launch(stream=stream).",
+            )
 
     def launched(self, attachment: Attachment, record: bytes, call: LaunchCall, args: object) -> None:
         """Collects one launch.

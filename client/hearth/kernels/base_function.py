@@ -186,7 +186,7 @@ class BaseFunction(CupyNames):
             if target is None:
                 target = scope.streams.get(id(connection))
             if scope.captures:
-                streams.check_captured(target, connection)
+                streams.check_captured(target, connection, launch=True)
         if target is None or target._recorder is None:
             attachment.launch(record)
         else:

@@ -13,6 +13,7 @@ anything else              a value                      as for a launch, see `he
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class Out(HostOperand):
         range: Slice of step 1 along the first axis that is downloaded; None: all.
 
     Raises:
-        ArgumentError: The shape has a negative axis, or `range` does not lie within it.
+        ArgumentError: The shape has a negative axis, or `range` is no slice of integers within it.
         DtypeError: The shape does not consist of integers, or no device has elements of that type.
     """
 
@@ -114,7 +115,7 @@ class InOut(_HostArray):
         range: Slice of step 1 along the first axis that is downloaded; None: all.
 
     Raises:
-        ArgumentError: `range` does not lie within the array.
+        ArgumentError: `range` is no slice of integers within the array.
         DtypeError: `array` cannot be converted to an array of elements that a device has.
         LaunchTypeError: `array` is already on the device.
     """
@@ -369,18 +370,25 @@ def _host(array: Any) -> Array:
 def _rows(range: slice | None, shape: tuple[int, ...]) -> tuple[int, int] | None:
     """Returns start and stop along the first axis.
 
-    Raises `ArgumentError` for a range outside of the axis instead of clipping it.
+    Raises `ArgumentError` for a range outside of the axis, instead of clipping it, and for bounds that are no integers.
     """
     if range is None:
         return None
-    if not isinstance(range, slice) or range.step not in (None, 1) or not shape:
+    try:
+        first, last, step = (
+            None if part is None else operator.index(part) for part in (range.start, range.stop, range.step)
+        )
+    except (AttributeError, TypeError):  # no slice, or a bound that is no integer
+        step = 0
+    if not isinstance(range, slice) or step not in (None, 1) or not shape:
         raise ArgumentError(
-            f"range is {range!r} for an output of shape {shape}; it must be a slice of the first axis with step 1.",
+            f"range is {range!r} for an output of shape {shape}; it must be a slice of the first axis, of integers and "
+            "with step 1.",
             fix="use range=slice(start, stop).",
         )
     length = shape[0]
-    start = 0 if range.start is None else range.start + length * (range.start < 0)
-    stop = length if range.stop is None else range.stop + length * (range.stop < 0)
+    start = 0 if first is None else first + length * (first < 0)
+    stop = length if last is None else last + length * (last < 0)
     if not 0 <= start <= stop <= length:
         raise ArgumentError(
             f"range [{range.start}:{range.stop}] is outside an output of length {length} along its first axis.",

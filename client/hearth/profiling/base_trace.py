@@ -7,6 +7,7 @@ A trace is available as a list, and as a file for Perfetto or chrome://tracing. 
 from __future__ import annotations
 
 import json
+import operator
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +28,18 @@ class BaseTrace:
     """Abstract trace: its events, and the commands that begin and end it."""
 
     def __init__(self, connection: Connection, name: str, max_events: int | None = None) -> None:
-        if max_events is not None and not 0 < max_events < 2**32:
+        try:
+            number = 0 if isinstance(max_events, bool) else operator.index(1 if max_events is None else max_events)
+        except TypeError:
+            number = 0
+        if not 0 < number < 2**32:
             raise ArgumentError(
-                f"max_events is {max_events}; it must be from 1 to 2**32 - 1.",
-                fix="pass an integer from 1 to 2**32 - 1.",
+                f"max_events is {max_events!r}; it must be an integer from 1 to 2**32 - 1.",
+                fix="pass an integer from 1 to 2**32 - 1, or None for the daemon's default.",
             )
         self._connection = connection
         self._name = name
-        self._max_events = max_events or 0
+        self._max_events = 0 if max_events is None else number
         self._attachment: Attachment | None = None
         self._result: commands_pb2.TraceResult | None = None
         self._events: list[TraceEvent] | None = None

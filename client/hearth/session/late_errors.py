@@ -19,7 +19,10 @@ NO_STREAM = -1
 
 
 class ErrorOrigin(NamedTuple):
-    """Origin of a failed copy: its kind (``write`` or ``read``), its stream and buffer, and the thread that sent it."""
+    """Origin of a failed command: its kind, its stream, the buffer or graph that it uses, and the thread that sent it.
+
+    The command is a copy (``write`` or ``read``) or an update of a graph (``update_graph``).
+    """
 
     command: str
     stream: int
@@ -37,10 +40,10 @@ class ErrorOrigin(NamedTuple):
         return stream == self.stream or thread == self.thread or buffer == self.buffer
 
     def as_failure(self, error: HearthError) -> HearthError:
-        """Returns a copy of `error` that lists the copy as a failed command.
+        """Returns a copy of `error` that lists the command as failed.
 
         Args:
-            error: Error with which the daemon answered the copy.
+            error: Error with which the daemon answered the command.
         """
         from hearth.failure import Failure  # imported only for failures
 
@@ -50,12 +53,12 @@ class ErrorOrigin(NamedTuple):
 
 
 def current_origin(command: str, stream: int, buffer: int) -> ErrorOrigin:
-    """Returns the origin of a copy that the calling thread sends.
+    """Returns the origin of a command that the calling thread sends.
 
     Args:
-        command: Kind of the copy: ``write`` or ``read``.
-        stream: Number of the copy's stream.
-        buffer: Handle of the buffer that the copy uses.
+        command: Kind of the command: ``write``, ``read`` or ``update_graph``.
+        stream: Number of the command's stream.
+        buffer: Handle of the buffer or graph that the command uses.
     """
     return ErrorOrigin(command, stream, buffer, threading.get_ident())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -204,6 +205,8 @@ def test_dispatch(daemon: DaemonProcess, size: int) -> None:
             first, second = await asyncio.gather(pending.result(), pending.result(timeout=30))
             assert first[0] is second[0] and (first[0] == host + 3).all()
             assert pending.state == "done" and pending.timing.wall_ns > 0
+            with pytest.raises(hearth.ArgumentError, match="must be a number of seconds"):
+                await pending.result(timeout="x")  # type: ignore[arg-type]
 
     run(main)
 
@@ -341,8 +344,11 @@ def test_timeouts_are_raised_and_leave_the_session_usable(daemon: DaemonProcess)
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.02):
                         await wait()  # type: ignore[operator]
+                for invalid in ("x", math.nan):
+                    with pytest.raises(hearth.ArgumentError, match="must be a number of seconds"):
+                        await wait(timeout=invalid)  # type: ignore[operator]
             await gate.open()
-            assert (await x.get() == 0).all() and (await y.get() == 0).all()
+            assert (await x.get() == 0).all() and (await y.get(timeout=np.float32(60)) == 0).all()
 
     run(main)
 

@@ -88,6 +88,24 @@ def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -
         add_one(grid, (N,), (x, SIZE))
 
 
+def test_copies_between_devices_and_collectives_are_refused_by_name(pair: list[hearth.Device]) -> None:
+    """The error names the operation that the program has called, on the stream of either device."""
+    first, second = pair
+    x, y = first.zeros(N, np.int32), second.ones(N, np.int32)
+    group = hearth.Group(pair)
+    for call, noun in (
+        (lambda: x.copy_from(y), "a copy between devices"),
+        (lambda: y.copy_from(x), "a copy between devices"),
+        (lambda: first.asarray(y), "a copy between devices"),
+        (lambda: group.all_reduce([x, y]), "a collective"),
+    ):
+        with pytest.raises(hearth.LaunchError, match=f"{noun} cannot be recorded") as caught, first.graph():
+            call()
+        assert caught.value.reason == "CAPTURE_INVALID" and "before the block" in caught.value.fix
+    x.copy_from(y)
+    assert (x.get() == 1).all()
+
+
 def test_graphs_do_not_nest(gpu: hearth.Device) -> None:
     add_one = common(gpu, "add_one")
     x = gpu.zeros(N, np.int32)

@@ -102,6 +102,40 @@ def test_invalid_update_changes_nothing(
     assert (y.get() == 4).all()
 
 
+@pytest.mark.parametrize("refused", [{"block": 5000}, {"grid": (1, 70_000)}, {"shared_mem": 1 << 30}], ids=str)
+def test_refused_geometry_is_withdrawn(gpu: hearth.Device, refused: dict[str, object]) -> None:
+    """The node keeps the geometry that the daemon accepted last, also if further updates follow before the answer."""
+    add_one = common(gpu, "add_one")
+    x = gpu.zeros(N, np.int32)
+    with gpu.graph() as graph:
+        add_one((1,), (N,), (x, SIZE))
+    node, drawn = graph.nodes[0], graph.debug_dot_str()
+
+    def expect_refusal() -> None:
+        with pytest.raises(hearth.HearthError) as caught:
+            gpu.synchronize()
+        assert {failure.command for failure in caught.value.failures} == {"update_graph"}
+        assert caught.value.reason == "LAUNCH_INVALID" and caught.value.fix
+
+    node.set_args((x, 1), **refused)  # type: ignore[arg-type]
+    expect_refusal()
+    assert graph.debug_dot_str() == drawn
+    node.set_args((x, 3))
+    graph.launch()
+    assert x.get().tolist() == [1] * 3 + [0] * (N - 3)
+    node.set_args((x, SIZE), **refused)  # type: ignore[arg-type]
+    node.set_args((x, SIZE), grid=1, block=2, shared_mem=0)
+    expect_refusal()
+    assert "block 2" in graph.debug_dot_str()
+    node.set_args((x, SIZE), **refused)  # type: ignore[arg-type]
+    node.set_args((x, SIZE))  # inherits the refused geometry, which no answer has withdrawn yet
+    with pytest.raises(hearth.HearthError):
+        gpu.synchronize()
+    assert "block 2" in graph.debug_dot_str()
+    node.set_args((x, SIZE))
+    gpu.synchronize()
+
+
 def test_an_update_keeps_the_function(gpu: hearth.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     module = gpu.RawModule(code=COMMON)
     saxpy, mix = module.get_function("saxpy"), module.get_function("mix")

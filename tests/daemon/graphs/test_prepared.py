@@ -59,7 +59,11 @@ def test_a_list_given_as_one(gpu: hearth.Device) -> None:
     for wrong in ([add_one], [(add_one, 1)], [5]):
         with pytest.raises(hearth.ArgumentError, match="launch 0 is"):
             gpu.prepare(wrong)  # type: ignore[arg-type]
-    nothing = gpu.prepare([])
+    for no_list in (None, 5):
+        with pytest.raises(hearth.ArgumentError, match="which is not iterable"):
+            gpu.prepare(no_list)  # type: ignore[arg-type]
+    assert gpu.current_stream is gpu.default_stream
+    nothing = gpu.prepare([])  # a list without entries, as a program may compute it, runs nothing
     nothing.launch(2**63)
     gpu.synchronize(timeout=30)
 
@@ -226,9 +230,63 @@ def test_only_launches_can_be_prepared(gpu: hearth.Device) -> None:
                 refused_here()
     with gpu.prepared() as last:
         fresh.get_function("add_one")((1,), (N,), (x, SIZE))  # creating a module is not a recorded command
-        add_one((1,), (N,), (y, SIZE), stream=gpu.default_stream)  # commands on other streams are not recorded either
     last.launch()
-    assert (x.get() == 1).all() and (y.get() == 2).all() and len(last) == 1
+    assert (x.get() == 1).all() and len(last) == 1
+
+
+def test_launches_on_other_streams_are_refused_instead_of_run(gpu: hearth.Device) -> None:
+    add_one = common(gpu, "add_one")
+    side, x = gpu.stream(), gpu.zeros(N, np.int32)
+    ready = gpu.prepare([(add_one, 1, N, (x, SIZE))])
+    with gpu.graph() as graph:
+        add_one((1,), (N,), (x, SIZE))
+
+    def on_the_current_stream() -> None:
+        with side:
+            add_one((1,), (N,), (x, SIZE))
+
+    for run in (
+        lambda: add_one((1,), (N,), (x, SIZE), stream=side),
+        lambda: add_one((1,), (N,), (x, SIZE), stream=gpu.default_stream),
+        on_the_current_stream,
+        lambda: ready.launch(stream=side),
+        lambda: graph.launch(stream=side),
+    ):
+        with gpu.prepared() as prepared:
+            add_one((1,), (N,), (x, SIZE))
+            with pytest.raises(hearth.LaunchError, match="launch would run now instead of being collected") as caught:
+                run()
+            x.fill(0, stream=gpu.default_stream)  # other work can name a stream: it could not be collected
+            assert caught.value.reason == "CAPTURE_INVALID" and "prepared.launch(stream=stream)" in caught.value.fix
+        assert not x.get().any() and len(prepared) == 1
+        prepared.launch(stream=side)
+        assert (x.get() == 1).all()
+
+
+def test_blocks_of_prepared_launches_nest_with_captures(gpu: hearth.Device) -> None:
+    """After an inner block, also one that an exception ended, the outer one is in effect, and finally none."""
+    add_one = common(gpu, "add_one")
+    side, x = gpu.stream(), gpu.zeros(N, np.int32)
+    with gpu.graph() as graph:
+        with gpu.prepared() as prepared:
+            with gpu.graph() as inner:
+                add_one((1,), (N,), (x, SIZE))
+            with pytest.raises(hearth.LaunchError, match="instead of being collected"):
+                add_one((1,), (N,), (x, SIZE), stream=side)
+            add_one((1,), (N,), (x, SIZE), iterations=2)
+        with pytest.raises(ZeroDivisionError), gpu.prepared():
+            raise ZeroDivisionError
+        with pytest.raises(hearth.LaunchError, match="instead of being recorded"):
+            add_one((1,), (N,), (x, SIZE), stream=side)
+        add_one((1,), (N,), (x, SIZE))
+    assert (len(graph), len(prepared), len(inner)) == (1, 2, 1)
+    thread = threading.Thread(target=add_one, args=((1,), (N,), (x, SIZE)))
+    with gpu.prepared():
+        thread.start()
+        thread.join()
+    add_one((1,), (N,), (x, SIZE), stream=side)
+    side.synchronize()
+    assert (x.get() == 2).all()
 
 
 def test_launches_in_which_the_host_takes_part_are_refused(gpu: hearth.Device) -> None:

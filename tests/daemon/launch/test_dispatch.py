@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -113,6 +114,13 @@ def test_ranges_of_outputs(gpu: hearth.Device, kernel: Kernel) -> None:
     for part in (slice(5, 4), slice(0, 11), slice(11, None), slice(-11, None), slice(0, 4, 2)):
         with pytest.raises(hearth.ArgumentError):
             Out((10, 4), np.int32, range=part)
+    not_slices_of_integers: list[Any] = [
+        slice("a"), slice(1.5, 3), slice(0.0, 3), slice(0, 3, "a"), slice(np.zeros(2), 3), (0, 3), 3, range(3),
+    ]  # fmt: skip
+    for wrong in not_slices_of_integers:
+        with pytest.raises(hearth.ArgumentError, match="must be a slice of the first axis"):
+            Out((10, 4), np.int32, range=wrong)
+    assert Out((10, 4), np.int32, range=slice(np.int64(-2), None, np.int8(1))).range == (8, 10)
 
 
 def test_empty_arrays(gpu: hearth.Device, kernel: Kernel) -> None:
@@ -207,6 +215,9 @@ def test_dispatch_waits_for_its_stream_only(gpu: hearth.Device, kernel: Kernel) 
         assert beside == 2 and behind.state == "pending" and not behind.done()
         with pytest.raises(hearth.TimeoutError):
             behind.result(timeout=0.02)
+        for invalid in ("x", math.nan, [1]):
+            with pytest.raises(hearth.ArgumentError, match="must be a number of seconds"):
+                behind.result(timeout=invalid)  # type: ignore[arg-type]
         with pytest.raises(hearth.ArgumentError, match="pending"):
             _ = behind.timing
         gate.open()

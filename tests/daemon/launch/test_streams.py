@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +52,11 @@ def test_a_node_waits_for_all_its_devices(node: hearth.Node, pair: list[hearth.D
         other.open()
     node.synchronize(timeout=20)
     assert [int(array.get()[0]) for array in arrays] == [1, 1]
+    for wait in (node.synchronize, first.synchronize, first.default_stream.synchronize, first.flush, arrays[0].get):
+        for invalid in ("x", math.nan):
+            with pytest.raises(hearth.ArgumentError, match="must be a number of seconds"):
+                wait(timeout=invalid)  # type: ignore[operator]
+        wait(timeout=np.float32(20))  # type: ignore[operator]
 
 
 def test_failures_of_several_devices_are_raised_one_by_one(node: hearth.Node, pair: list[hearth.Device]) -> None:

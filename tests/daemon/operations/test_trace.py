@@ -210,8 +210,14 @@ def test_a_trace_is_bounded_and_counts_the_rest(gpu: hearth.Device) -> None:
     assert len(trace.events) == 5 and trace.dropped == 35
     assert x.item() == 40
     check_times(trace.events)
-    with pytest.raises(hearth.ArgumentError):
-        gpu.trace(max_events=0)
+    invalid: list[Any] = [0, -1, 2**32, "a", 1.5, True, [1]]
+    for number in invalid:
+        with pytest.raises(hearth.ArgumentError, match=r"max_events is .*; it must be an integer from 1"):
+            gpu.trace(max_events=number)
+    with gpu.trace(max_events=np.int64(1)) as trace:  # type: ignore[arg-type]
+        x.fill(0)
+        x.fill(1)
+    assert len(trace.events) == 1
 
 
 def test_trace_contains_only_commands_of_session_between_start_and_end(
