@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hearth.session.connection import Connection
     from hearth.session.reply import PendingResult, Reply
 
-
 E = TypeVar("E", bound="BaseEvent")
 """The class of an event."""
 
@@ -55,8 +54,7 @@ def check_captured(stream: BaseStream | None, connection: Connection, *, launch:
         launch: True for launches, which are the only work that is refused while launches are being prepared.
 
     Raises:
-        LaunchError: The thread has begun a capture on the device, which does not contain the stream, or prepares
-            launches on another stream.
+        LaunchError: The stream is not in the capture or prepared list that the thread has begun on the device.
     """
     capture = captured_by_thread(connection)
     if capture is None:

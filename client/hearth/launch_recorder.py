@@ -73,8 +73,12 @@ class WorkScope(Protocol):
         """
 
 
-class StreamCapture(WorkScope, Protocol):
+class StreamCapture(Protocol):
     """A capture in progress, on one stream or on several that events have joined: see `hearth.graphs.recorders`."""
+
+    @property
+    def recording(self) -> bool:
+        """True until the capture ends."""
 
     @property
     def origin(self) -> Any:
