@@ -271,8 +271,7 @@ class LoopConnection(Connection):
             HearthError: An error of `attachment`.
         """
         self.home.check()
-        if timeout is not None:
-            timeout = timeouts.check_wait(timeout)
+        timeout = timeouts.check_wait(timeout)
         if self._accepts_all():
             return timeout
         opening = self._begin()

@@ -58,7 +58,7 @@ class PendingDispatch(BasePendingDispatch):
             TimeoutError: The dispatch is still pending; it continues.
             ArgumentError: `timeout` is not a number of seconds.
         """
-        await self._wait_ended(None if timeout is None else timeouts.check_wait(timeout))
+        await self._wait_ended(timeouts.check_wait(timeout))
         return self._finish(0)
 
     async def cancel(self) -> bool:

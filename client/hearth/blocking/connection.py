@@ -67,9 +67,9 @@ class BlockingConnection(Connection):
             TimeoutError: No command could be submitted in time.
             HearthError: An error of `attachment`.
         """
+        timeout = timeouts.check_wait(timeout)
         if timeout is None:
             return None
-        timeout = timeouts.check_wait(timeout)
         deadline = time.monotonic() + timeout
         attachment = self._attachment
         if attachment is None or not attachment.alive:

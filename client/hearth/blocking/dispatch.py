@@ -44,7 +44,7 @@ class PendingDispatch(BasePendingDispatch):
             TimeoutError: The dispatch is still pending; it continues.
             ArgumentError: `timeout` is not a number of seconds.
         """
-        return self._finish(None if timeout is None else timeouts.check_wait(timeout))
+        return self._finish(timeouts.check_wait(timeout))
 
     def cancel(self) -> bool:
         """Cancels the dispatch if the device has not begun it. Blocks for one request to the device.

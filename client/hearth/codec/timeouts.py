@@ -30,18 +30,20 @@ def check(timeout: float) -> None:
         )
 
 
-def check_wait(timeout: float) -> float:
+def check_wait(timeout: float | None) -> float | None:
     """Checks the timeout of a call that waits; a timeout of 0 or less does not wait.
 
     Args:
-        timeout: Seconds.
+        timeout: Seconds; None: no limit.
 
     Returns:
-        The timeout as a float.
+        The timeout as a float; None: no limit.
 
     Raises:
         ArgumentError: `timeout` is not a number below 292 years.
     """
+    if timeout is None:
+        return None
     try:
         seconds = float(timeout) if timeout < _MAX_S else math.inf
     except (TypeError, ValueError):  # a string, an array

@@ -368,11 +368,11 @@ class Attachment:
         finally:
             self._waiting_since = time.monotonic()
 
-    def await_room(self, timeout: float) -> bool:
+    def await_room(self, timeout: float | None) -> bool:
         """Waits until a command can be submitted without a wait, or the attachment has ended.
 
         Args:
-            timeout: Longest wait in seconds.
+            timeout: Longest wait in seconds; None: no limit.
 
         Returns:
             False if the queue is still full.
@@ -383,7 +383,7 @@ class Attachment:
 
     def _await_room(self) -> None:
         """Waits until the queue has room. Raises the error of an attachment that has ended. Called without the lock."""
-        self.waiters.wait_until(lambda: not self.queue.full or self.session.error is not None, None)
+        self.await_room(None)
         if self.session.error is not None:
             raise self.session.error.again()
 

@@ -95,10 +95,7 @@ def test_durable_arrays_are_restored_after_a_loss(lossy: DaemonProcess) -> None:
     async def main() -> None:
         async with aio.connect(lossy.unix) as node:
             gpu = node.device(0)
-            add_one = gpu.RawModule(code=COMMON).get_function("add_one")
-            x = gpu.durable(gpu.full(4, 7, np.int32))
-            await gpu.synchronize()
-            await lose(lossy, gpu)
+            add_one, x = await lose_durable(lossy, gpu)
             with pytest.raises(hearth.UnavailableError, match="ready") as raised:
                 add_one((1,), (4,), (x, np.int32(4)))
             assert raised.value.retryable
@@ -115,10 +112,7 @@ def test_calls_without_durable_arrays_are_queued_while_durable_arrays_are_restor
     async def main() -> None:
         async with aio.connect(lossy.unix) as node:
             gpu = node.device(0)
-            add_one = gpu.RawModule(code=COMMON).get_function("add_one")
-            x = gpu.durable(gpu.full(4, 7, np.int32))
-            await gpu.synchronize()
-            await lose(lossy, gpu)
+            add_one, x = await lose_durable(lossy, gpu)
             y = gpu.durable(gpu.zeros(4, np.int32))
             add_one((1,), (4,), (y, np.int32(4)))
             await asyncio.to_thread(add_one, (1,), (4,), (x, np.int32(4)))  # a thread waits for the restored array
@@ -161,6 +155,15 @@ async def lose(daemon: DaemonProcess, gpu: aio.Device) -> None:
     os.kill(daemon.device_pid(), signal.SIGKILL)
     while connection_of(gpu).attached:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
+
+
+async def lose_durable(daemon: DaemonProcess, gpu: aio.Device) -> tuple[aio.Function, aio.DeviceArray]:
+    """Loses the device after a durable array of four sevens was made; returns the kernel `add_one` and the array."""
+    add_one = gpu.RawModule(code=COMMON).get_function("add_one")
+    x = gpu.durable(gpu.full(4, 7, np.int32))
+    await gpu.synchronize()
+    await lose(daemon, gpu)
+    return add_one, x
 
 
 def test_a_daemon_that_is_killed(start_daemon: StartDaemon) -> None:

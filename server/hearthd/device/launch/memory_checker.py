@@ -335,10 +335,10 @@ def refuse(
 def _description(stray: Stray, arguments: Mapping[Buffer, int]) -> str:
     """Returns the text of one access: its distance from the array, and its block."""
     buffer, access = stray
-    is_behind = access.offset >= 0
-    distance = access.offset - buffer.size if is_behind else -access.offset
+    is_after = access.offset >= 0
+    distance = access.offset - buffer.size if is_after else -access.offset
     return (
-        f"{distance} bytes {'after' if is_behind else 'before'} argument {arguments[buffer]}, an array of "
+        f"{distance} bytes {'after' if is_after else 'before'} argument {arguments[buffer]}, an array of "
         f"{buffer.size} bytes (byte {access.offset} from its start), in block ({', '.join(map(str, access.block))})"
     )
 

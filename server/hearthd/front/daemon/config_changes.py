@@ -94,8 +94,7 @@ class ConfigChanges:
             except _AccessRevoked as revoked:
                 ended += 1
                 self._sessions.audit.record("session_revoked", session, why=str(revoked))
-                cause = SessionEnd.CREDENTIAL
-                closings.append(self._sessions.close(session, str(revoked), cause=cause))
+                closings.append(self._sessions.close(session, str(revoked), cause=SessionEnd.CREDENTIAL))
             else:
                 closings += self._change_session(session, caller)
         tasks = [asyncio.create_task(close) for close in closings]
